@@ -51,6 +51,13 @@ class Format(StrEnum):
     po = "po"
 
 
+class Formality(StrEnum):
+    """How a translation addresses people."""
+
+    formal = "formal"
+    familiar = "familiar"
+
+
 def translate(
     context: typer.Context,
     texts: Annotated[
@@ -68,6 +75,12 @@ def translate(
     ] = Format.auto,
     glossary: Annotated[
         Path | None, typer.Option("--glossary", help="File of terms: term, tab, translation on each line.")
+    ] = None,
+    formality: Annotated[
+        Formality | None,
+        typer.Option(
+            "--formality", help="Sie and vous, or du and tu; by default formal, unless the source is familiar."
+        ),
     ] = None,
     json: Json = False,
     device: Device = "auto",
@@ -116,6 +129,8 @@ def translate(
 
                 options["glossary"] = Glossary.load(glossary)
             translator = Translator.load(model, device, weights) if model else bundled_translator(device, weights)
+        if formality:
+            options["formality"] = str(formality)
         style = files.OutputStyle(
             json, options.get("nbest", 1) > 1, has_languages=bool(translator.directions) and not source
         )
@@ -132,7 +147,9 @@ def translate(
                 kind = files.choose_format(input, bool(translator.directions)) if input else "lines"
             if style.has_nbest and not json and kind != "lines":
                 raise RegardError(f"--nbest has a line for each translation: give --json or --format lines, not {kind}")
-            chunks = ChunkTranslator(translator, to, source, has_code_blocks=kind == "lines", **options)
+            chunks = ChunkTranslator(
+                translator, to, source, has_code_blocks=kind == "lines", is_document=kind != "lines", **options
+            )
             if input and not files.is_pipe(input):
                 with spinner("reading the file"):
                     file = files.TextFile(input, kind)

@@ -12,6 +12,8 @@ from regard.config import DecodeConfig
 from regard.config.recipes import build
 from regard.text.glossary import Glossary
 
+Formality = Literal["auto", "formal", "familiar"]  # how a translation addresses people
+
 
 class TranslateOptions(TypedDict, total=False):
     """Keyword arguments of `Translator.translate`: settings of `[decode]` for one call. None keeps the model's own."""
@@ -85,6 +87,12 @@ def check_string(value: Any, name: str) -> None:
     """Raise a TypeError if an argument is neither a string nor None."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name} takes a string, not {value!r} ({type(value).__name__})")
+
+
+def check_formality(value: Any) -> None:
+    """Raise a TypeError if an argument is no form of address."""
+    if value not in get_args(Formality):
+        raise TypeError(f"formality is one of {', '.join(get_args(Formality))}, not {value!r}")
 
 
 def check_glossary(value: Any) -> Glossary | None:

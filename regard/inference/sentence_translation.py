@@ -86,9 +86,15 @@ class SentenceTranslator:
     """Translates sentences from one language to another with given options."""
 
     def __init__(
-        self, translator: Translator, pair: tuple[str, str], options: TranslateOptions, glossary: Glossary | None
+        self,
+        translator: Translator,
+        pair: tuple[str, str],
+        options: TranslateOptions,
+        glossary: Glossary | None,
+        form: str = "",
     ) -> None:
-        self.translator, self.pair, self.glossary = translator, pair, glossary
+        """Take the languages, decode settings, terms and the form of address of the translations (text/formality.py)."""
+        self.translator, self.pair, self.glossary, self.form = translator, pair, glossary, form
         self.options: dict[str, Any] = {**options}
         self.kept = protected_pattern(*pair)
         chosen = decode_config(translator.options, options)
@@ -184,8 +190,9 @@ class SentenceTranslator:
             capitals = [number in self.upper_case for number in numbers]
             terms = [self.glossary.find(text, *self.pair, own) for text, own in zip(texts, capitals, strict=True)]
         extra: dict[str, Any] = {"force_words": terms} if any(terms) else {}
+        to = f"{target}-{self.form}" if self.form else target
         outputs = self.translator.translate_sentences(
-            inputs, to=target, progress=advance, **extra, **{**self.options, **settings}
+            inputs, to=to, progress=advance, **extra, **{**self.options, **settings}
         )
         if extra:
             begins = [bool(own) and text[:1].isupper() for text, own in zip(texts, terms, strict=True)]
@@ -276,7 +283,8 @@ class SentenceTranslator:
         clauses = {i: own for i in faults if len(own := split(texts[i])) > 1}
         places = [(i, k) for i, own in clauses.items() for k in range(len(own))]
         parts = [clauses[i][k].text for i, k in places]
-        inner = SentenceTranslator(self.translator, self.pair, self.options, self.glossary)  # type: ignore[arg-type]
+        own_options: Any = self.options
+        inner = SentenceTranslator(self.translator, self.pair, own_options, self.glossary, self.form)
         inner.upper_case = {n for n, (i, _) in enumerate(places) if i in self.upper_case}
         patterns = {n: self.kept for n, part in enumerate(parts) if has_words(part, self.kept)}
         found = inner.decode_with_placeholders(parts, patterns, lambda done: None)

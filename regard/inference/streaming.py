@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 from regard.data.parallel_corpus import BOM, LONGEST_LINE
 from regard.errors import RegardError
 from regard.inference.translator import Translation, Translator
-from regard.text.language_identification import LanguageCounts
+from regard.text.formality import detect_form
+from regard.text.language_identification import Direction, LanguageCounts
 from regard.text.sentence_splitting import CODE_FENCE
 
 BATCH_LINES = 256
@@ -116,17 +117,19 @@ class ChunkTranslator:
         source: str | None = None,
         *,
         has_code_blocks: bool = False,
+        is_document: bool = False,
         **options: Any,
     ) -> None:
         """Take a translator and the arguments of its `translate`.
 
         With `has_code_blocks`, lines of ``` begin and end code, as long as the model takes texts of any length; a model of
-        one direction translates every line.
+        one direction translates every line. The texts of a document have one form of address, where none is asked for: that
+        of the texts that `look_ahead` is given.
         """
         self.translator, self.to, self.source, self.options = translator, to, source, options
         self.is_for_texts = bool(translator.directions)
         self.has_code_blocks = has_code_blocks and self.is_for_texts
-        self.is_inside_code = False
+        self.is_document, self.is_inside_code = is_document, False
         if self.is_for_texts:
             self.options = {"seen": LanguageCounts(), **options}
 
@@ -142,14 +145,23 @@ class ChunkTranslator:
 
     def skip(self, texts: Sequence[str]) -> None:
         """Take the next texts into account without translating them."""
-        given = self._without_code(texts)
-        if self.is_for_texts:
-            self.translator.detector.detect(given, self.to, self.source, seen=self.options["seen"])
+        self._detect(texts)
 
     def look_ahead(self, texts: Sequence[str]) -> None:
         """Detect the languages of texts that will be translated, so that the first of them profit from the others."""
-        self.skip(texts)
+        directions = self._detect(texts)
         self.is_inside_code = False
+        languages = Counter(direction.source for direction in directions if direction.source)
+        if self.is_document and self.translator.forms and languages and self.options.get("formality", "auto") == "auto":
+            language = languages.most_common(1)[0][0]
+            own = [text for text, direction in zip(texts, directions, strict=True) if direction.source == language]
+            self.options["formality"] = detect_form(own, language)
+
+    def _detect(self, texts: Sequence[str]) -> list[Direction]:
+        given = self._without_code(texts)
+        if not self.is_for_texts:
+            return []
+        return self.translator.detector.detect(given, self.to, self.source, seen=self.options["seen"])
 
     def _without_code(self, texts: Sequence[str]) -> list[str]:
         """Return the texts with nothing in place of lines of code."""

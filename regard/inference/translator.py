@@ -31,7 +31,15 @@ from regard.decode.constraints import Hypothesis
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
-from regard.inference.arguments import TranslateOptions, check_glossary, check_string, check_texts, decode_config
+from regard.inference.arguments import (
+    Formality,
+    TranslateOptions,
+    check_formality,
+    check_glossary,
+    check_string,
+    check_texts,
+    decode_config,
+)
 from regard.inference.attention_alignment import align_pairs, has_cross_attention
 from regard.inference.confidence import token_probability
 from regard.inference.sentence_translation import UNSPACED, Advance, SentenceTranslator, split_clauses
@@ -41,6 +49,7 @@ from regard.pretrained import DEFAULT, bundled_models, bundled_path
 from regard.terminal import progress_bar
 from regard.text.alignment import Link, compose_links
 from regard.text.casing import capitalize_first, is_upper_case, normalize_typography, to_sentence_case, to_upper_case
+from regard.text.formality import detect_form, forms_of_address, split_form
 from regard.text.glossary import Glossary
 from regard.text.language_identification import Direction, DirectionDetector, LanguageCounts
 from regard.text.language_names import language_name
@@ -83,6 +92,7 @@ class Translator:
         tokenizers: Its source and target tokenizer.
         source, target: The languages of a model of one direction.
         directions: The directions of a model of several, such as "en>de".
+        forms: The forms of address that it can be asked for in each target language: {"de": ("formal", "familiar")}.
         options: The model's own decode settings.
     """
 
@@ -97,7 +107,9 @@ class Translator:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.tokenizers, self.token_template = package.model, package.tokenizers, package.token_template
         self.source, self.target, self.options = package.source, package.target, package.decode
-        self.directions, self.languages = package.directions, package.languages
+        self.forms = forms_of_address(package.directions)
+        self.directions = tuple(d for d in package.directions if not split_form(d)[1])
+        self.languages = package.languages
         self.detector = DirectionDetector(self.directions, self.languages)
         # Room for the special tokens, the language token and a full stop that may be added.
         around = len(self.token_template.wrap(())) + bool(self.directions) + 1
@@ -123,6 +135,7 @@ class Translator:
         *,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
+        formality: Formality = "auto",
         seen: LanguageCounts | None = None,
         progress: Advance | None = None,
         quiet: bool = True,
@@ -137,6 +150,7 @@ class Translator:
         *,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
+        formality: Formality = "auto",
         seen: LanguageCounts | None = None,
         progress: Advance | None = None,
         quiet: bool = True,
@@ -150,6 +164,7 @@ class Translator:
         *,
         glossary: Glossary | Mapping[str, str] | None = None,
         alignment: bool = False,
+        formality: Formality = "auto",
         seen: LanguageCounts | None = None,
         progress: Advance | None = None,
         quiet: bool = True,
@@ -163,6 +178,8 @@ class Translator:
             source: Language of the texts; by default it is detected, from all texts together.
             glossary: Terms and the words that a translation must have for them: `Glossary.load("terms.tsv")`, or a dict.
             alignment: True links the words of each translation to those of its text (`Translation.alignment`).
+            formality: How a German or French translation addresses people, where the model was trained with forms of
+                address: formal (Sie, vous), familiar (du, tu), or auto: as the text does, and formal where it does not say.
             seen: The languages of earlier texts of a stream, which these are added to; then the language of a text is
                 detected from it and those before it, so that it does not depend on how the stream is divided.
             progress: A function that is called with the number of sentences done since its last call.
@@ -177,6 +194,7 @@ class Translator:
                 source,
                 glossary=glossary,
                 alignment=alignment,
+                formality=formality,
                 seen=seen,
                 progress=progress,
                 quiet=quiet,
@@ -187,12 +205,16 @@ class Translator:
         check_string(to, "to")
         check_string(source, "source")
         glossary = check_glossary(glossary)
+        check_formality(formality)
+        if formality != "auto" and not self.forms:
+            raise RegardError("this model was not trained with forms of address: leave formality out")
         if not self.directions:
             return self._translate_lines(texts, to, source, glossary, alignment, progress, quiet, options)
         directions = self.detector.detect(texts, to, source, seen)
         parts = [self._split(text, direction) for text, direction in zip(texts, directions, strict=True)]
+        forms = [self._form(text, direction, formality) for text, direction in zip(texts, directions, strict=True)]
         with progress_bar("translating", sum(map(len, parts)), quiet) as advance:
-            found, between = self._translate_parts(parts, directions, glossary, progress or advance, options)
+            found, between = self._translate_parts(parts, directions, forms, glossary, progress or advance, options)
         n = decode_config(self.options, options).nbest if options.get("nbest") is not None else 1
         made = [self._join(*one, n) for one in zip(parts, found, directions, strict=True)]
         if alignment:
@@ -228,25 +250,24 @@ class Translator:
         self,
         parts: list[list[Sentence]],
         directions: Sequence[Direction],
+        forms: Sequence[str],
         glossary: Glossary | None,
         advance: Advance,
         options: TranslateOptions,
     ) -> tuple[list[list[Translation]], dict[tuple[int, int], Translation]]:
-        """Return the translations of the sentences of each text, and those into a third language by text and sentence."""
+        """Return the translations of the sentences of each text, and those into a third language by text and sentence.
+
+        `forms` are the forms of address of the translations, empty where it does not matter."""
         found = [[copy_text(part.text) for part in own] for own in parts]
         between: dict[tuple[int, int], Translation] = {}
-        for direction in dict.fromkeys(replace(d, note="") for d in directions if d.source):
-            source, target, via = direction.source, direction.target, direction.via
-            places = [
-                (i, j)
-                for i, d in enumerate(directions)
-                if (*d.pair, d.via) == (source, target, via)
-                for j in range(len(parts[i]))
-            ]
+        keys = [(*d.pair, d.via, form) for d, form in zip(directions, forms, strict=True)]
+        for key in dict.fromkeys(key for key in keys if key[0]):
+            source, target, via, form = key
+            places = [(i, j) for i, own in enumerate(keys) if own == key for j in range(len(parts[i]))]
             given = [parts[i][j].text for i, j in places]
             upper = [n for n, (i, j) in enumerate(places) if parts[i][j].is_upper_case]
             if not via:
-                translated = SentenceTranslator(self, (source, target), options, glossary).translate(
+                translated = SentenceTranslator(self, (source, target), options, glossary, form).translate(
                     given, advance, upper
                 )
             else:
@@ -255,7 +276,7 @@ class Translator:
                 first = SentenceTranslator(self, (source, via), best, own)  # type: ignore[arg-type]
                 middle = first.translate(given, advance, upper)
                 between |= dict(zip(places, middle, strict=True))
-                translated = self._translate_onward(given, middle, Direction(via, target), own, options)
+                translated = self._translate_onward(given, middle, Direction(via, target), form, own, options)
                 if glossary:
                     unused = [glossary.find(text, source, target) for text in given]
                     noted = zip(translated, unused, strict=True)
@@ -269,6 +290,7 @@ class Translator:
         texts: list[str],
         middle: list[Translation],
         direction: Direction,
+        form: str,
         glossary: Glossary | None,
         options: TranslateOptions,
     ) -> list[Translation]:
@@ -279,7 +301,10 @@ class Translator:
         n = decode_config(self.options, options).nbest if options.get("nbest") is not None else 1
         goes_on = [i for i, (text, each) in enumerate(zip(texts, middle, strict=True)) if each.confidence > 0 and text]
         parts = [self._split(middle[i].text, direction) for i in goes_on]
-        found, _ = self._translate_parts(parts, [direction] * len(parts), glossary, lambda done: None, options)
+        count = len(parts)
+        found, _ = self._translate_parts(
+            parts, [direction] * count, [form] * count, glossary, lambda done: None, options
+        )
         made = list(middle)
         for i, own, translations in zip(goes_on, parts, found, strict=True):
             last = self._join(own, translations, direction, n)
@@ -296,6 +321,13 @@ class Translator:
             notes = tuple(dict.fromkeys((*middle[i].notes, *last.notes)))
             made[i] = replace(add(last), nbest=tuple(map(add, last.nbest)), notes=notes)
         return made
+
+    def _form(self, text: str, direction: Direction, formality: Formality) -> str:
+        """Return the form of address of a translation, or nothing where the model has none for its language."""
+        if direction.target not in self.forms or not direction.source:
+            return ""
+        form = detect_form([text], direction.source) if formality == "auto" else formality
+        return form if form in self.forms[direction.target] else ""
 
     def _join(self, parts: list[Sentence], found: list[Translation], direction: Direction, n: int) -> Translation:
         """Return the translation of a text, given those of its sentences, with its languages and warnings."""
@@ -617,6 +649,7 @@ def translate(  # type: ignore[overload-overlap]  # a string is an iterable of s
     weights: str = "auto",
     glossary: Glossary | Mapping[str, str] | None = None,
     alignment: bool = False,
+    formality: Formality = "auto",
     **options: Unpack[TranslateOptions],
 ) -> Translation: ...
 @overload
@@ -630,6 +663,7 @@ def translate(
     weights: str = "auto",
     glossary: Glossary | Mapping[str, str] | None = None,
     alignment: bool = False,
+    formality: Formality = "auto",
     **options: Unpack[TranslateOptions],
 ) -> list[Translation]: ...
 def translate(
@@ -642,6 +676,7 @@ def translate(
     weights: str = "auto",
     glossary: Glossary | Mapping[str, str] | None = None,
     alignment: bool = False,
+    formality: Formality = "auto",
     **options: Unpack[TranslateOptions],
 ) -> Translation | list[Translation]:
     """Translate with the bundled model, or with the model in the folder `model`.
@@ -656,7 +691,9 @@ def translate(
     """
     checked = texts if isinstance(texts, str) else check_texts(texts, "translate")
     translator = bundled_translator(device, weights) if model is None else Translator.load(model, device, weights)
-    return translator.translate(checked, to, source, glossary=glossary, alignment=alignment, **options)
+    return translator.translate(
+        checked, to, source, glossary=glossary, alignment=alignment, formality=formality, **options
+    )
 
 
 @lru_cache(maxsize=2)

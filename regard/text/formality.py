@@ -36,7 +36,7 @@ FAMILIAR_ENGLISH = re.compile(
 
 
 def split_form(language: str) -> tuple[str, str]:
-    """Split "de-formal" into the language and the form of address, which is empty for "de"."""
+    """Split "de-formal" (or "en>de-formal") into the language and the form of address, which is empty for "de"."""
     for form in FORMS:
         if language.endswith(f"-{form}"):
             return language.removesuffix(f"-{form}"), form

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from regard.inference.translator import Translation
+from regard.text.language_identification import Direction
 
 
 class CapitalTranslator:
@@ -24,13 +25,20 @@ class CapitalTranslator:
         self.directions, self.before = tuple(directions), before
         self.calls: list[list[str]] = []
         self.detected: list[str] = []  # texts whose language was detected without a translation
-        self.detector: Any = SimpleNamespace(detect=lambda texts, *a, **k: self.detected.extend(texts))
+        self.detector: Any = SimpleNamespace(detect=self.detect)
+        self.forms: dict[str, tuple[str, ...]] = {}
+        self.options: dict[str, Any] = {}  # of the last call
+
+    def detect(self, texts: Sequence[str], *arguments: Any, **options: Any) -> list[Direction]:
+        self.detected.extend(texts)
+        return [Direction("en", "de")] * len(texts)
 
     def translate(
         self, texts: Sequence[str], to: str | None = None, source: str | None = None, **options: Any
     ) -> list[Translation]:
         self.before(list(texts))
         self.calls.append(list(texts))
+        self.options = options
         return [self.one(text, to or "de") for text in texts]
 
     def one(self, text: str, to: str) -> Translation:
