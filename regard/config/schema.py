@@ -363,6 +363,9 @@ class DecodeConfig:
         "early stopping of beam search, when no open hypothesis beats the kept: likely (now) or proven (ever)",
         choices=("likely", "proven"),
     )
+    max_sentence_tokens: int = setting(
+        64, "texts: a sentence with more tokens is translated in clauses; longer ones than in training are worse", least=1
+    )
     temperature: float = setting(0.0, "above 0: sample instead of searching")
     top_k: int = setting(0, "sample among the k likeliest tokens; 0 = all", most=1 << 24)
     top_p: float = setting(1.0, "nucleus sampling: sample among the likeliest tokens that hold this much probability")

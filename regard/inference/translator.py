@@ -59,7 +59,6 @@ from regard.text.tokenizer_training import SPACE
 
 __all__ = ["Translation", "Translator", "bundled_translator", "translate"]
 
-MAX_SENTENCE_TOKENS = 64  # longer sentences are rare in training data, and are translated better in clauses
 # For sentences with required words. The places of their beam are shared among the numbers of words said so far. Their
 # hypotheses are ranked by probability alone: a required word beside the model's own, "der Server Rechner", is unlikely, but
 # a length penalty makes up for that.
@@ -96,8 +95,8 @@ class Translator:
         options: The model's own decode settings.
     """
 
-    def __init__(self, package: model_folder.ModelPackage, max_sentence_tokens: int = MAX_SENTENCE_TOKENS) -> None:
-        """Take a loaded model folder; sentences of more than `max_sentence_tokens` tokens are cut into clauses."""
+    def __init__(self, package: model_folder.ModelPackage) -> None:
+        """Take a loaded model folder."""
         if not isinstance(package.model, TranslationModel):
             raise RegardError(
                 f"this model learned {package.task}; translating needs an encoder-decoder (generate, classify and embed are "
@@ -113,7 +112,7 @@ class Translator:
         self.detector = DirectionDetector(self.directions, self.languages)
         # Room for the special tokens, the language token and a full stop that may be added.
         around = len(self.token_template.wrap(())) + bool(self.directions) + 1
-        self.max_sentence_tokens = min(max_sentence_tokens, self.model.config.max_len - around)
+        self.max_sentence_tokens = min(self.options.max_sentence_tokens, self.model.config.max_len - around)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto", weights: str = "auto") -> Translator:

@@ -41,21 +41,21 @@ class Fake(Translator):
         spoil: Callable[[str], str] = str,
         max_len: int = 50,
         directions: Sequence[str] = DIRECTIONS,
-        **settings: Any,
+        **decode: Any,
     ):
         tokenizers: Any = SimpleNamespace(source=SimpleNamespace(encode=lambda text: list(text)))
         package = ModelPackage(
             Model(max_len),
             tokenizers,
             "translation",
-            DecodeConfig(beam=4),
+            DecodeConfig(beam=4, **decode),
             "en",
             "de",
             tuple(directions),
             token_template=EOS_TEMPLATE,
             languages=PROFILES,
         )
-        super().__init__(package, **settings)
+        super().__init__(package)
         self.spoil = spoil
         self.asked: list[tuple[str | None, list[str]]] = []
         self.settings: list[dict[str, Any]] = []  # the options of each call of `translate_sentences`
