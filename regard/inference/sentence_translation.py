@@ -45,6 +45,7 @@ from regard.text.casing import (
     match_final_punctuation,
     normalize_typography,
 )
+from regard.text.clock_times import to_24_hours
 from regard.text.glossary import Glossary
 from regard.text.inline_marks import Mark, remove_marks, restore_marks
 from regard.text.placeholders import (
@@ -184,7 +185,7 @@ class SentenceTranslator:
         if not texts:
             return []
         source, target = self.pair
-        inputs = [add_full_stop(normalize_typography(text, source), source) for text in texts]
+        inputs = [add_full_stop(normalize_typography(self._numbers_as_read(text), source), source) for text in texts]
         terms: list[list[str]] = []
         if self.glossary:
             capitals = [number in self.upper_case for number in numbers]
@@ -202,10 +203,17 @@ class SentenceTranslator:
             for text, t in zip(texts, outputs, strict=True)
         ]
 
+    def _numbers_as_read(self, text: str) -> str:
+        """Return a sentence as the model gets it: 12-hour times of English are 24-hour times."""
+        return to_24_hours(text) if self.pair[0] == "en" else text
+
+    def _missing_numbers(self, text: str, translation: str) -> list[str]:
+        return find_missing_numbers(self._numbers_as_read(text), translation)
+
     def _decode_lost_again(self, texts: list[str], found: Found) -> Found:
         """Return new translations of sentences that lost a placeholder, a number or a symbol."""
         lost = {
-            i: find_missing_numbers(texts[i], each.text) + find_missing_symbols(texts[i], each.text)
+            i: self._missing_numbers(texts[i], each.text) + find_missing_symbols(texts[i], each.text)
             for i, each in found.items()
             if each
         }
@@ -220,7 +228,7 @@ class SentenceTranslator:
             i
             for i, each in merged.items()
             if each is None
-            or any(len(number) > 2 for number in find_missing_numbers(texts[i], each.text))
+            or any(len(number) > 2 for number in self._missing_numbers(texts[i], each.text))
             or find_missing_symbols(texts[i], each.text)
         ]
         return better | self._decode_fragments(texts, {i: with_numbers.get(i, self.kept) for i in broken})
@@ -266,9 +274,8 @@ class SentenceTranslator:
             i: replace(copy_text(texts[i]), confidence=0.0, notes=(left_note(fault),)) for i, fault in left.items()
         }
 
-    @staticmethod
-    def _is_right(text: str, translation: Translation, fault: str) -> bool:
-        lost = find_missing_numbers(text, translation.text)
+    def _is_right(self, text: str, translation: Translation, fault: str) -> bool:
+        lost = self._missing_numbers(text, translation.text)
         return not fault and not any(len(number) > 2 for number in lost)
 
     def _decode_clauses(self, texts: list[str], faults: Mapping[int, str], share: float) -> dict[int, Translation]:
