@@ -1,9 +1,10 @@
 """Stage 8: the model card of the shipped model: data and their licenses, training, scores and weaknesses.
 
-    python recipes/translator/card.py OUT --work WORK --scores FILE... --teacher TEACHER --judged NAME --flops 4.2e17 \\
+    python recipes/translator/card.py OUT --work WORK --scores FILE... [--teacher TEACHER] --judged NAME --flops 4.2e17 \\
         --minutes 21 [--gpu "one H200"]
 
-OUT is the folder that pack.py wrote, TEACHER the run or folder of its teacher. FILEs are what score.py wrote for either of
+OUT is the folder that pack.py wrote, TEACHER the run or folder of its teacher; without it, OUT is a model that teacher.toml
+trained on what people wrote, without distillation. FILEs are what score.py wrote for either of
 them; scores of other weights are refused. NAME is what the model is called in judgements.toml. FLOPs and minutes are those
 of all trainings and of the teacher's translations together. Only README.md and the checksums of OUT are changed.
 """
@@ -52,16 +53,23 @@ OPUS_MT = {  # published BLEU / chrF, on the first 10,000 sentences at most
 WEAKNESSES = (
     "News, medicine, trade and slang are rare in the training data: there it is worse than with everyday sentences, "
     "speeches and software documentation.",
-    "Chinese has the least data, and most of it is software documentation. Its speeches and encyclopedia are "
-    "translations by the teacher. Traditional Chinese is, but for everyday sentences, simplified Chinese converted "
-    "by OpenCC.",
+    "Chinese has the least data, and most of it is software documentation: *resolution* of a parliament becomes that of a "
+    "screen. Traditional Chinese is, but for everyday sentences, simplified Chinese converted by OpenCC.",
     "Between German, French and Chinese there is no direction of its own: these go by way of English.",
-    "Each sentence is translated by itself: a pronoun does not know what it stands for, and the form of address may "
-    "change from one sentence to the next.",
+    "Each sentence is translated by itself: a pronoun does not know what it stands for.",
     "Names outside the data may be spelled differently, above all in Chinese.",
     "It repeats what its data says about people, and can be wrong where it sounds sure: do not rely on it where "
     "that matters.",
 )
+WITH_TEACHER = """A larger model, the teacher, learns from what people wrote. It translates {made:,} sentences:
+{from_english:,} from English, whatever corpus they are from, and {to_english:,} to English. The student begins as the
+teacher without most of its decoder layers, and is trained further on what people wrote, on the teacher's translations
+as targets (sequence-level distillation, Kim and Rush 2016) and on the teacher's translations as sources
+(back-translation, Sennrich et al. 2016). {synthetic:.0%} of the pairs that it reads are such translations.
+`recipes/translator` in the repository of Regard has all steps."""
+WITHOUT_TEACHER = """The model learned from what people wrote, by `recipes/translator/teacher.toml` in the repository of
+Regard with the sizes above. It has no teacher: the distillation and back-translation of that recipe were not done for
+these weights."""
 CARD = """---
 language: [{languages}]
 license: cc-by-sa-4.0
@@ -77,30 +85,23 @@ One Transformer for {directions}: the bundled translation model of Regard. `rega
 | model | {model} |
 | vocabulary | {vocabulary:,} byte-level pieces, one token for each target language |
 | on disk | int8 weights with a scale for each row; norms and biases in fp16 |
-| teacher | {teacher} |
-| training | {flops:.2g} FLOPs, {minutes:g} minutes of {gpu}, teacher and its translations included |
+{teacher}| training | {flops:.2g} FLOPs, {minutes:g} minutes of {gpu}{included} |
 | license | CC-BY-SA 4.0 ([why](#license)) |
 
 ## Training
 
-A larger model, the teacher, learns from what people wrote. It translates {made:,} sentences: {from_english:,} from
-English, whatever corpus they are from, and {to_english:,} to English. The student begins as the teacher without most
-of its decoder layers, and is trained further on what people wrote, on the teacher's translations as targets
-(sequence-level distillation, Kim and Rush 2016) and on the teacher's translations as sources (back-translation,
-Sennrich et al. 2016). {synthetic:.0%} of the pairs that it reads are such translations. `recipes/translator` in the
-repository of Regard has all steps.
+{trained}
 
 ## Data
 
-| pairs of English and | German | French | Chinese | traditional Chinese | share of the student's pairs |
+| pairs of English and | German | French | Chinese | traditional Chinese | share of the pairs read |
 |---|---:|---:|---:|---:|---:|
 {sets}
 
-- Shares are by the weights of `recipes/translator/student.toml`; most sets are read in both directions.
-- {encyclopedia:,} English sentences of an encyclopedia, without translations, are among what the teacher translated.
-- No sentence of a test or validation set is trained on, on either side: `recipes/translator/check.py` compares whole
-  lines. At least 233 of the 8,926 Chinese test lines of Tatoeba are in the training data in the other script, with
-  another English sentence.
+- Shares are by the weights of `recipes/translator/{recipe}`; most sets are read in both directions.
+{encyclopedia}- No sentence of a test or validation set is trained on, on either side:
+  `recipes/translator/check.py` compares whole lines. At least 233 of the 8,926 Chinese test lines of Tatoeba are in the
+  training data in the other script, with another English sentence.
 
 ### Sources
 
@@ -160,7 +161,7 @@ def main() -> None:
     parser.add_argument(
         "--scores", type=Path, nargs="+", required=True, help="files of score.py, of OUT and its teacher"
     )
-    parser.add_argument("--teacher", type=Path, required=True, help="run or model folder of the teacher")
+    parser.add_argument("--teacher", type=Path, help="run or model folder of the teacher, if it has one")
     parser.add_argument("--judged", required=True, help="name of the model in judgements.toml")
     parser.add_argument("--flops", type=float, required=True)
     parser.add_argument("--minutes", type=float, required=True)
@@ -169,7 +170,7 @@ def main() -> None:
     text = CARD.format(
         name=given.out.name,
         **describe_models(given.out, given.teacher),
-        **describe_data(given.work),
+        **describe_data(given.work, with_teacher=given.teacher is not None),
         **describe_sources(),
         **describe_scores(given.scores, given.out, given.teacher),
         judged=format_judgements(given.judged),
@@ -190,8 +191,9 @@ def main() -> None:
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 
-def describe_models(out: Path, teacher: Path) -> dict[str, Any]:
-    student, larger = (model_folder.load(folder, torch.device("cpu"), "fp32") for folder in (out, teacher))
+def describe_models(out: Path, teacher: Path | None) -> dict[str, Any]:
+    student = model_folder.load(out, torch.device("cpu"), "fp32")
+    larger = model_folder.load(teacher, torch.device("cpu"), "fp32") if teacher else None
     plain = [direction for direction in student.directions if not direction.endswith(FORMS)]
     forms = [direction.split(">")[1] for direction in student.directions if direction.endswith(FORMS)]
     asked = f"The target languages {', '.join(forms)} ask for a form of address.\n" if forms else ""
@@ -201,7 +203,8 @@ def describe_models(out: Path, teacher: Path) -> dict[str, Any]:
         "forms": asked,
         "vocabulary": student.config.source_vocab,
         "model": format_size(student),
-        "teacher": format_size(larger),
+        "teacher": f"| teacher | {format_size(larger)} |\n" if larger else "",
+        "included": ", teacher and its translations included" if larger else "",
     }
 
 
@@ -214,11 +217,12 @@ def format_size(package: model_folder.ModelPackage) -> str:
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def describe_data(work: Path) -> dict[str, Any]:
-    """Return the pairs of each kind of set by language, and its share of what student.toml reads in an epoch."""
+def describe_data(work: Path, with_teacher: bool) -> dict[str, Any]:
+    """Return how the model was trained, and the pairs of each kind of set by language with its share of an epoch."""
+    recipe = "student.toml" if with_teacher else "teacher.toml"
     report = {name: counts["kept"] for name, counts in read_json(work / "report.json").items()}
     made = {path.parent.name: read_json(path)["counts"]["kept"] for path in sorted(work.glob("made-*/made.json"))}
-    data = recipes.load(HERE / "student.toml")["data"]
+    data = recipes.load(HERE / recipe)["data"]
     corpus = ParallelCorpus(recipes.build({"data": data}, Config).data.train, "", "", work)
     pairs: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)  # of each set, by kind and language
     read = dict.fromkeys(KINDS, 0.0)
@@ -226,7 +230,7 @@ def describe_data(work: Path) -> dict[str, Any]:
         name, kind, language = classify_corpus(spec)
         amounts = made if name.startswith("made-") else report
         if name not in amounts:
-            raise SystemExit(f"{work} has no {name}, which student.toml reads: run the stages before this one")
+            raise SystemExit(f"{work} has no {name}, which {recipe} reads: run the stages before this one")
         pairs[kind, language][name] = amounts[name]
         read[kind] += weight * amounts[name]
     cells = {
@@ -234,13 +238,25 @@ def describe_data(work: Path) -> dict[str, Any]:
         for kind in KINDS
     }
     total = sum(read.values())
+    trained = WITHOUT_TEACHER
+    if with_teacher:
+        trained = WITH_TEACHER.format(
+            synthetic=(read["distillation"] + read["back-translation"]) / total,
+            made=sum(made.values()),
+            from_english=sum(n for name, n in made.items() if name.startswith("made-en-")),
+            to_english=sum(n for name, n in made.items() if name.endswith("-en")),
+        )
+    encyclopedia = (
+        f"- {report['encyclopedia.train']:,} English sentences of an encyclopedia, without translations, are among what the "
+        f"teacher translated.\n"
+    )
     return {
-        "sets": "\n".join(format_row(KINDS[kind], *cells[kind], f"{read[kind] / total:.0%}") for kind in KINDS),
-        "synthetic": (read["distillation"] + read["back-translation"]) / total,
-        "made": sum(made.values()),
-        "from_english": sum(n for name, n in made.items() if name.startswith("made-en-")),
-        "to_english": sum(n for name, n in made.items() if name.endswith("-en")),
-        "encyclopedia": report["encyclopedia.train"],
+        "sets": "\n".join(
+            format_row(KINDS[kind], *cells[kind], f"{read[kind] / total:.0%}") for kind in KINDS if read[kind]
+        ),
+        "trained": trained,
+        "recipe": recipe,
+        "encyclopedia": encyclopedia if with_teacher else "",
     }
 
 
@@ -281,15 +297,18 @@ def format_row(*cells: str) -> str:
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
-def describe_scores(files: list[Path], out: Path, teacher: Path) -> dict[str, str]:
+def describe_scores(files: list[Path], out: Path, teacher: Path | None) -> dict[str, str]:
     """Return a table with a row for each test and a column for each model, precision and beam, and the signatures."""
-    known = {sha256(model_folder.find(folder) / "model.safetensors"): i for i, folder in enumerate((out, teacher))}
+    folders = [out, *([teacher] if teacher else [])]
+    known = {sha256(model_folder.find(folder) / "model.safetensors"): i for i, folder in enumerate(folders)}
     cells: dict[tuple[str, str, int], dict[tuple[int, str, int], str]] = defaultdict(dict)
     signatures = set()
     for file in files:
         for row in read_json(file):
             if row["weights"] not in known:
-                raise SystemExit(f"{file} has scores of other weights than those of {out} and {teacher}: run score.py")
+                raise SystemExit(
+                    f"{file} has scores of other weights than those of {' and '.join(map(str, folders))}: run score.py"
+                )
             column = (known[row["weights"]], row.get("precision", ""), row["beam"])
             cells[row["direction"], row["test"], row["sentences"]][column] = f"{row['bleu']:.1f} / {row['chrf']:.1f}"
             signatures |= {row["bleu_signature"], row["chrf_signature"]}

@@ -230,14 +230,18 @@ def test_the_share_of_the_teachers_translations(tmp_path: Path, monkeypatch: pyt
     report = {"docs-en-de.train": {"kept": 40}, "encyclopedia.train": {"kept": 3}}
     (tmp_path / "report.json").write_text(json.dumps(report))
     with pytest.raises(SystemExit, match=r"has no made-en-de-0, which student\.toml reads"):
-        card.describe_data(tmp_path)
+        card.describe_data(tmp_path, with_teacher=True)
     (tmp_path / "made-en-de-0").mkdir()
     (tmp_path / "made-en-de-0" / "made.json").write_text(json.dumps({"counts": {"read": 11, "kept": 10}}))
-    found = card.describe_data(tmp_path)
+    found = card.describe_data(tmp_path, with_teacher=True)
     # 40 / 2 in both directions, 10 once one way and twice the other
-    assert found["synthetic"] == pytest.approx(30 / 70)
+    assert "43% of the pairs" in found["trained"]  # 30 of 70
     assert "| software documentation | 40 |  |  |  | 57% |" in found["sets"]
-    assert (found["made"], found["from_english"], found["to_english"]) == (10, 10, 0)
+    assert "translates 10 sentences:\n10 from English" in found["trained"]
+    monkeypatch.setattr(card.recipes, "load", lambda path: {"data": {"train": train[:1]}})
+    alone = card.describe_data(tmp_path, with_teacher=False)
+    assert "no teacher" in alone["trained"]
+    assert alone["recipe"] == "teacher.toml"
 
 
 def test_every_source_has_a_license_and_an_attribution() -> None:
