@@ -48,7 +48,8 @@ class CapitalTranslator:
 
 # `regard` with this translator for the bundled model; SECONDS is how long it takes for each call.
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
 sys.path.insert(0, {folder!r})
 import regard.inference.translator as module
 from fake_translation import CapitalTranslator, slow
