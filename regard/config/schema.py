@@ -364,7 +364,9 @@ class DecodeConfig:
         choices=("likely", "proven"),
     )
     max_sentence_tokens: int = setting(
-        64, "texts: a sentence with more tokens is translated in clauses; longer ones than in training are worse", least=1
+        64,
+        "texts: a sentence with more tokens is translated in clauses; longer ones than in training are worse",
+        least=1,
     )
     temperature: float = setting(0.0, "above 0: sample instead of searching")
     top_k: int = setting(0, "sample among the k likeliest tokens; 0 = all", most=1 << 24)
