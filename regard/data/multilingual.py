@@ -14,6 +14,7 @@ from itertools import islice
 
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.errors import RegardError
+from regard.text.formality import split_form
 from regard.text.language_identification import Profiles, learn_profile
 from regard.text.tokenizer import Tokenizer
 
@@ -39,10 +40,10 @@ def language_profiles(corpus: ParallelCorpus) -> Profiles:
     lines: defaultdict[str, list[str]] = defaultdict(list)
     for spec in corpus.specs if corpus.directions else ():
         languages = parse_direction(spec)[1].split(">")
-        if any(len(lines[language]) < PROFILE_LINES for language in languages):
+        if any(len(lines[split_form(language)[0]]) < PROFILE_LINES for language in languages):
             for row in islice(replace(corpus, specs=(spec,)).rows(), PROFILE_LINES):
                 for language, text in zip(languages, row, strict=True):
-                    lines[language].append(text)
+                    lines[split_form(language)[0]].append(text)
     return {name: learn_profile(islice(own, PROFILE_LINES)) for name, own in lines.items() if not name.startswith("zh")}
 
 

@@ -19,7 +19,8 @@ def to_24_hours(text: str) -> str:
     def convert(found: re.Match[str]) -> str:
         first_hour, first_minute, between, hour, minute, dotted, plain = found.groups()
         half = (dotted or plain).lower()
-        last = clock(int(hour), minute, half)
+        stop = "." if dotted and not text[found.end() :].strip() else ""  # that of the sentence too
+        last = clock(int(hour), minute, half) + ("" if minute else " o'clock") + stop
         if not between:
             return last
         # "11 to 2 p.m." begins before noon.
@@ -31,4 +32,4 @@ def to_24_hours(text: str) -> str:
 
 def clock(hour: int, minute: str | None, half: str) -> str:
     """Return a 24-hour time, given the hour from 1 to 12, the minute, and "a" or "p"."""
-    return f"{hour % 12 + 12 * (half == 'p')}:{minute or '00'}"
+    return str(hour % 12 + 12 * (half == "p")) + (f":{minute}" if minute else "")

@@ -18,6 +18,7 @@ from regard.data.batches import PairBatches
 from regard.data.multilingual import (
     DirectedCorpus,
     DirectedTokenizer,
+    language_profiles,
     language_token,
     target_languages,
 )
@@ -304,3 +305,9 @@ def test_tags_are_counted_among_the_pieces() -> None:
     config = TokenizerConfig(kind="byte-bpe", vocab_size=262, language_tokens=("de", "fr"))
     with pytest.raises(RegardError, match="needs at least 263, the 7 special tokens included"):
         Tokenizer.train(["one"], config)
+
+
+def test_a_form_of_address_is_no_language_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("How are you?\tWie geht es Ihnen?\n", encoding="utf-8")
+    corpus = ParallelCorpus(("a.tsv@en>de-formal", "a.tsv@en>de"), "en", "de", tmp_path)
+    assert set(language_profiles(corpus)) == {"en", "de"}
