@@ -62,22 +62,22 @@ def main() -> None:
     )
     given = parser.parse_args()
     translator = regard.load(given.model, given.device, given.weights)
-    rows = []
+    # card.py checks which model these scores belong to.
+    facts = {"weights": sha256(find(Path(given.model)) / "model.safetensors")}
+    facts["precision"] = given.weights if given.weights != "auto" else get_precision(translator)
+    rows: list[dict[str, Any]] = []
     tests = (test for name in given.sets.split(",") for test in SETS[name](given.data))
     for test in select_known(translator, tests):
         test = test.first(given.lines)
         for beam in map(int, given.beams.split(",")):
             rows += score_test_set(translator, test, beam)
             print(f"{test.direction} {test.name} beam {beam}: {rows[-1]['bleu']:.2f}", flush=True)
+            if given.out:  # after each set, so that an interruption leaves what is done
+                write_text(given.out, json.dumps([row | facts for row in rows], indent=1) + "\n")
     if not rows:
         sys.exit(f"nothing was scored: {given.model} translates in no direction of the tests")
     print("\n".join(format_table([HEADER, *map(format_row, rows)], 2)))
     print("\n".join(sorted({row[f"{metric}_signature"] for row in rows for metric in ("bleu", "chrf")})))
-    if given.out:
-        # card.py checks which model these scores belong to.
-        facts = {"weights": sha256(find(Path(given.model)) / "model.safetensors")}
-        facts["precision"] = given.weights if given.weights != "auto" else get_precision(translator)
-        write_text(given.out, json.dumps([row | facts for row in rows], indent=1) + "\n")
 
 
 def get_precision(translator: Translator) -> str:
