@@ -300,3 +300,18 @@ def test_the_peer_of_a_translator_finds_the_same_translations(load: Load, tmp_pa
     texts = [source for source, _ in ParallelCorpus(("toy:6",), "en", "de", Path(), "test").rows()]
     peer = multi30k.peer_of(translator.model, CPU, torch.float32)
     assert multi30k.peer_translate(peer, translator)(texts) == multi30k.own_translate(translator)(texts)
+
+
+def test_speed_of_translating_texts(
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts").write_text("I ate an apple.\nWhere is the station?\n", encoding="utf-8")
+    words = [str(tmp_path / "texts"), "--beams", "1", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", ["translate.py", *words])
+    load("translate").main()
+    first, _, row = capsys.readouterr().out.splitlines()
+    assert first == "2 texts, 8 words"
+    name, beam, rate, delay = row.split()
+    assert (name, beam) == ("en-de-fr-zh", "1")
+    assert float(rate.replace(",", "")) > 0
+    assert float(delay) > 0
