@@ -77,8 +77,10 @@ def decode(
             done(rows, work(rows))
         return [results[i] for i in range(len(sources))]
     with one_thread() as threads:
-        n = count_processes(model, sources, options, threads)
-        batches = list(make_batches(sources, options, device, n))
+        most = count_processes(model, sources, options, threads)
+        # The same batches whatever else runs on the machine: a sum in another order may round to another word.
+        batches = list(make_batches(sources, options, device, most))
+        n = min(most, 1 + idle_cores()) if most > 1 else 1
         if n == 1:
             for rows in batches:
                 done(rows, work(rows))
@@ -99,10 +101,9 @@ ROWS = 64  # hypotheses in a batch with which a core reaches its full speed
 
 
 def count_processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, threads: int) -> int:
-    """Return how many processes share these sentences on a CPU: one where the work is small, otherwise this one and one
-    for each idle core, but no more than `threads`.
+    """Return how many processes may share these sentences on a CPU: one where the work is small, otherwise `threads`.
 
-    A model that is being recorded is decoded in this process, where the recorder is."""
+    As many are started as there are idle cores. A model that is being recorded is decoded in this process, where the recorder is."""
     width = max(options.beam, options.nbest)
     most = min(threads, len(sources), len(sources) * width // FORKED_ROWS)
     if most < 2 or not CAN_FORK or is_observed(model):
@@ -111,7 +112,7 @@ def count_processes(model: Any, sources: Sequence[Sequence[int]], options: Decod
     tokens = width * sum(map(len, sources))
     steps = max(map(len, sources)) * -(-len(sources) * width // ROWS)
     seconds = tokens * count_weights(model) / PRODUCTS_PER_SECOND + steps * STEP_SECONDS
-    return min(most, 1 + idle_cores()) if seconds >= FORKED_SECONDS else 1
+    return most if seconds >= FORKED_SECONDS else 1
 
 
 def decode_in_graphs(
