@@ -103,7 +103,8 @@ ROWS = 64  # hypotheses in a batch with which a core reaches its full speed
 def count_processes(model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, threads: int) -> int:
     """Return how many processes may share these sentences on a CPU: one where the work is small, otherwise `threads`.
 
-    As many are started as there are idle cores. A model that is being recorded is decoded in this process, where the recorder is."""
+    As many are started as there are idle cores. A model that is being recorded is decoded in this process, where the
+    recorder is."""
     width = max(options.beam, options.nbest)
     most = min(threads, len(sources), len(sources) * width // FORKED_ROWS)
     if most < 2 or not CAN_FORK or is_observed(model):
