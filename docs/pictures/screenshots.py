@@ -26,16 +26,16 @@ from typing import Any
 from PIL import Image
 
 MODEL = "en-de-fr-zh"
-ANIMAL = "The animal didn't cross the street because it was too tired."
+ANIMAL = "The animal could not cross the street because it was too tired."
 OTHER_SENTENCES = {  # name: (sentence, target language, change)
     "tree": ("How are you?", "fr", ()),
     "compare": ("The old woman gave the children two red apples.", "de", ("--forbid", "zwei>two")),
 }
-ENCODER = "kind=encoder&layer=5&head=1"
+ENCODER = "kind=encoder&layer=7&head=3"
 IT = 9  # the position of "it" among the pieces of the sentence
 
 VIEWS = {  # name: (what stands after "#", the cell to point at)
-    "attention": (f"{ENCODER}&words=1&queries={IT}", "8,2"),
+    "attention": (f"{ENCODER}&words=1&queries={IT}", "9,2"),
     "lines": (f"show=lines&{ENCODER}&words=1&queries={IT}", ""),
     "heads": (f"{ENCODER}&show=grid", ""),
     "chain": (f"tab=chain&{ENCODER}&queries={IT}", ""),
@@ -48,7 +48,7 @@ VIEWS = {  # name: (what stands after "#", the cell to point at)
     "alignment": ("", ""),
 }
 COMMANDS = {  # name: the arguments of `regard look`
-    "it": ("attention", MODEL, ANIMAL, "--layer", "encoder.5.self", "--head", "1", "--words"),
+    "it": ("attention", MODEL, ANIMAL, "--layer", "encoder.7.self", "--head", "3", "--words"),
     "words": ("alignment", MODEL, "I ate an apple."),
     "statistics": ("statistics", MODEL, ANIMAL),
     "training": ("training", "{path}"),
