@@ -53,7 +53,7 @@ COMMANDS = {  # name: the arguments of `regard look`
     "statistics": ("statistics", MODEL, ANIMAL),
     "training": ("training", "{path}"),
     "gradients": ("gradients", "{path}"),
-    "head-importance": ("heads", MODEL, "--source", "{path}.en", "--target", "{path}.de", "--to", "de"),
+    "head-importance": ("heads", MODEL, "--source={path}.en", "--target={path}.de", "--to=de", "--sentences=200"),
 }
 NEED_A_PATH = ("gpt", "bert", "picture", "alignment", "training", "gradients", "head-importance")
 
