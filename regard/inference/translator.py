@@ -281,7 +281,7 @@ class Translator:
                     noted = zip(translated, unused, strict=True)
                     translated = [replace(t, notes=(*t.notes, UNUSED_TERMS)) if terms else t for t, terms in noted]
             for (i, j), each in zip(places, translated, strict=True):
-                found[i][j] = map_text(each, to_upper_case) if parts[i][j].is_upper_case else each
+                found[i][j] = match_casing(parts[i][j], each)
         return found, between
 
     def _translate_onward(
@@ -346,9 +346,10 @@ class Translator:
         for sentence in split_sentences(text):
             if has_words(sentence.text):
                 cased = to_sentence_case(sentence.text, direction.source)
-                sentence = replace(sentence, text=cased, is_upper_case=is_upper_case(sentence.text))
+                upper = is_upper_case(sentence.text)
+                sentence = replace(sentence, text=cased, is_upper_case=upper, written=sentence.text)
             fits = self.fits(insert_placeholders(sentence.text, kept)[0])
-            found += [sentence] if fits else split_clauses(sentence, kept, self.fits)
+            found += [sentence] if fits else split_clauses(replace(sentence, written=""), kept, self.fits)
         return found
 
     def fits(self, text: str) -> bool:
@@ -621,6 +622,15 @@ class Translator:
 def is_spaced(direction: Direction) -> bool:
     """Return whether the target language has spaces between sentences."""
     return not direction.target.startswith(UNSPACED)
+
+
+def match_casing(sentence: Sentence, translation: Translation) -> Translation:
+    """Return a translation in capitals where its sentence was, and a copy of the sentence as that was written."""
+    if sentence.is_upper_case:
+        return map_text(translation, to_upper_case)
+    if sentence.written and translation.text == sentence.text:
+        return replace(translation, text=sentence.written)
+    return translation
 
 
 def sentence_offsets(parts: Sequence[Sentence]) -> list[tuple[int, str]]:

@@ -65,6 +65,7 @@ class Sentence:
     text: str  # empty where `ends_line`
     ends_line: bool = False  # holds only the rest of a line after its last sentence
     is_upper_case: bool = False  # the sentence was written in capitals
+    written: str = ""  # as it was before it got standard casing, where it did
 
 
 def split_sentences(text: str) -> list[Sentence]:

@@ -351,3 +351,12 @@ def test_the_result_for_a_text_does_not_depend_on_its_neighbours() -> None:
     texts = ["the man. The horse", "see https://a.b/c", "*the* friend", "THE HOUSE IS OLD"]
     together = [t.text for t in Fake().translate(texts, source="en")]
     assert together == [translated(Fake(), text, source="en") for text in texts]
+
+
+def test_what_is_copied_stays_as_it_was_written() -> None:
+    class Copy(Fake):
+        def one(self, text: str, nbest: int) -> Translation:
+            return Translation(text, -1.0, -2.0, ())
+
+    assert Copy().translate("en", to="de", source="en").text == "en"
+    assert Copy().translate("On 3 May", to="de", source="en").text == "On 3 May"
