@@ -18,7 +18,8 @@ from regard.data.parallel_corpus import ParallelCorpus, read_lines
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 KINDS = ("tatoeba", "europarl", "prose", "docs")
-LINES = 60_000  # of each side of each set
+LINES = 60_000  # of the German, French or Chinese side of each set
+ENGLISH = 4  # English is in the sets of all four languages: it gets this fraction of the lines of each
 
 
 def main(work: Path) -> None:
@@ -34,11 +35,12 @@ def main(work: Path) -> None:
 
 
 def sample_lines(work: Path) -> Iterator[str]:
-    """Yield lines of every set, at most as many of each side of a set."""
+    """Yield lines of every set, at most as many of each, so that all languages have about equal shares."""
     for kind in KINDS:
         for path in sorted(work.glob(f"{kind}-en-*.train.*.xz")):
             lines = list(read_lines(path))
-            yield from random.Random(0).sample(lines, min(LINES, len(lines)))
+            most = LINES // ENGLISH if path.name.endswith(".en.xz") else LINES
+            yield from random.Random(0).sample(lines, min(most, len(lines)))
 
 
 if __name__ == "__main__":
