@@ -367,6 +367,7 @@ class DecodeConfig:
         64,
         "texts: a sentence with more tokens is translated in clauses; longer ones than in training are worse",
         least=1,
+        most=1 << 24,
     )
     temperature: float = setting(0.0, "above 0: sample instead of searching")
     top_k: int = setting(0, "sample among the k likeliest tokens; 0 = all", most=1 << 24)
