@@ -12,7 +12,7 @@ BROWSER = $(shell command -v chromium || command -v chromium-browser || command 
 # Compiled modules and the tests' rewritten assertions are kept: two workers and many commands import them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo toy test test-gpu check slow docs format clean
+.PHONY: demo serve toy test test-gpu check slow docs format clean
 
 # The main job with the bundled translation model, and a page that shows its attention.
 demo: $(VENV)/.run
@@ -22,6 +22,10 @@ demo: $(VENV)/.run
 	$(RUN) translate "Die Kinder spielen im Garten."
 	$(RUN) look en-de-fr-zh "I ate an apple." --to de -o runs/demo.html
 	@echo "runs/demo.html shows every weight behind the first: open it in a browser. 'make toy' trains a model of your own."
+
+# The bundled model on http://127.0.0.1:8000: a web page, and the APIs of LibreTranslate and OpenAI. ARGS are options.
+serve: $(VENV)/.serve
+	$(RUN) serve $(ARGS)
 
 # From a corpus to a model: train a small English-German Transformer on embedded data, score it, translate with it.
 toy: $(VENV)/.run
@@ -66,7 +70,11 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,serve]"
+	touch $@
+
+$(VENV)/.serve: $(VENV)/.run
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[serve]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.run
