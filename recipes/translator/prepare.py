@@ -34,10 +34,9 @@ from augmentation import find_ordinary_words, make_copies, title_case_pairs
 from check import fold, read_held_out
 from formality import FORMS, split_by_formality
 from lexicon import build_lexicon
-from pair_filters import filter_german, is_plausible, split_by_script
+from pair_filters import filter_language, is_plausible, split_by_script
 
 from regard.data.parallel_corpus import read_lines
-from regard.text.language_identification import learn_profile
 
 Pair = tuple[str, str]
 Sets = dict[str, list[Pair]]
@@ -79,10 +78,12 @@ def select_pairs(sets: Sets, held: set[str]) -> tuple[Sets, dict[str, dict[str, 
     plausible = {
         name: [pair for pair in pairs if is_plausible(pair, get_language(name))] for name, pairs in unseen.items()
     }
-    everyday = plausible["tatoeba-en-de"]
-    profiles = {side: learn_profile(pair[i] for pair in everyday) for i, side in enumerate(("en", "de"))}
-    profiles["fr"] = learn_profile(pair[1] for pair in plausible["tatoeba-en-fr"])
-    kept = plausible | {"europarl-en-de": filter_german(plausible["europarl-en-de"], profiles)}
+    speeches = {
+        name: filter_language(pairs, get_language(name))
+        for name, pairs in plausible.items()
+        if name.startswith("europarl")
+    }
+    kept = plausible | speeches
     steps = {"read": sets, "in no test": unseen, "look like translations": plausible}
     return kept, {f"{name}.train": {step: len(of[name]) for step, of in steps.items()} for name in sets}
 
