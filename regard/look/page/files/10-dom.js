@@ -23,6 +23,7 @@ Regard.dom = (() => {
     for (const [key, value] of Object.entries(attributes)) {
       if (value === undefined || value === null || value === false) continue;
       if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+      else if (key === "style") node.style.cssText = value; // as an attribute a strict content policy would refuse it
       else node.setAttribute(key, value);
     }
     node.append(...children.flat(Infinity).filter((child) => child || child === 0 || child === ""));

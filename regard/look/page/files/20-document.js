@@ -1,17 +1,23 @@
 /**
  * The document: one JSON object, and arrays that are inflated when they are first shown.
  *
- * An array is stored in a <script type="text/plain" id="blob-N"> as base64 of deflated little-endian numbers.
+ * An array is base64 of deflated little-endian numbers. A file has them in <script type="text/plain" id="blob-N">; a page
+ * of `regard serve` gets document and arrays from the server.
  */
 Regard.document = (() => {
   const MASKED = -1e29; // lower scores are masked: -inf is stored as -1e30
 
   let read = null;
+  let blobs = null; // the arrays that were given with the document
   const unpacked = new Map(); // id of an array -> promise of its bytes
   const predicted = new Map(); // view -> its predictions by token sequence and place
 
-  function load() {
-    read = JSON.parse(document.getElementById("document").textContent);
+  /** Read the document of this file, or a given one: {document, blobs}. */
+  function load(given = null) {
+    read = given?.document ?? JSON.parse(document.getElementById("document").textContent);
+    blobs = given?.blobs ?? null;
+    unpacked.clear();
+    predicted.clear();
     if (read.version !== 1) throw new Error(`this page reads documents of version 1, not ${read.version}`);
     return read;
   }
@@ -27,7 +33,8 @@ Regard.document = (() => {
   }
 
   function bytesOf(id) {
-    if (!unpacked.has(id)) unpacked.set(id, inflate(document.getElementById(`blob-${id}`).textContent));
+    const stored = () => (blobs ? blobs[id] : document.getElementById(`blob-${id}`).textContent);
+    if (!unpacked.has(id)) unpacked.set(id, inflate(stored()));
     return unpacked.get(id);
   }
 

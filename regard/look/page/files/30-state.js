@@ -20,6 +20,7 @@ Regard.state = (() => {
 
   /** Return the initial state, unless the address has one: the last layer of the main kind of attention. */
   function begin(view, drawAll) {
+    Object.assign(now, DEFAULTS);
     const kinds = Regard.document.kindsOf(view);
     now.kind = kinds.includes("cross") ? "cross" : kinds.includes("alignment") ? "alignment" : kinds[0] ?? "";
     now.layer = Regard.document.layersOf(view, now.kind).at(-1)?.layer ?? 0;
@@ -27,9 +28,9 @@ Regard.state = (() => {
     const long = Object.values(view.strips).some((strip) => strip.ids.length > 64);
     now.scale = view.picture ? "max" : long ? "log" : "one";
     Object.assign(DEFAULTS, now);
+    if (draw !== drawAll) addEventListener("hashchange", () => { fromHash(); drawAll(); });
     draw = drawAll;
     fromHash();
-    addEventListener("hashchange", () => { fromHash(); draw(); });
   }
 
   function change(some) {

@@ -16,7 +16,7 @@ Regard.heat = (() => {
   /**
    * @param matrix   values, rows, columns (35-matrix.js)
    * @param options  title; queries, keys: what the axes are; width: pixels to fill; zoom; colour, from, to, at, scaleText:
-   *   its scale (25-colour.js); pins: {rows, columns}; onpin(axis, side), onhover(r, c); describe(r, c) -> lines;
+   *   its scale (25-colour.js); pins: {rows, columns}; onpin(axis, side), onhover(r, c), onpick(r, c); describe(r, c) -> lines;
    *   written(value) -> text inside large cells; key: under which the focus is kept
    * @returns node, and picture() -> the map as one SVG for export
    */
@@ -213,7 +213,7 @@ Regard.heat = (() => {
       Regard.dom.tip(event, options.describe(...place));
     });
     stage.addEventListener("pointerleave", () => { cursor.hidden = true; Regard.dom.untip(); });
-    stage.addEventListener("click", () => place && options.onpin("queries", matrix.rows[place[0]]));
+    stage.addEventListener("click", () => place && pick(place, matrix, options));
     stage.addEventListener("keydown", (event) => keyed(event, place ?? [0, -1], step, matrix, options));
     node.addEventListener("click", (event) => pinLabel(event, matrix, options));
   }
@@ -223,11 +223,17 @@ Regard.heat = (() => {
   function keyed(event, [r, c], move, matrix, options) {
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
     if (step) move(r + step[0], c + step[1]);
-    else if (event.key === "Enter") options.onpin("queries", matrix.rows[within(r, matrix.rows)]);
+    else if (event.key === "Enter") pick([within(r, matrix.rows), within(c, matrix.columns)], matrix, options);
     else if (event.key.toLowerCase() === "k") options.onpin("keys", matrix.columns[within(c, matrix.columns)]);
     else return;
     event.preventDefault();
     event.stopPropagation();
+  }
+
+  /** A click on a cell, or Enter, pins its query. */
+  function pick([r, c], matrix, options) {
+    options.onpin("queries", matrix.rows[r]);
+    options.onpick?.(r, c);
   }
 
   /** A click on a label pins its token. */

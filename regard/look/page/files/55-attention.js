@@ -69,6 +69,7 @@ Regard.attention = (() => {
       describe: (r, c) => describe(matrix, r, c),
       onhover: (r, c) => readout.replaceChildren(...sentence(matrix, r, c)),
       onpin: (axis, side) => pin(axis, side.places),
+      onpick: (r, c) => Regard.main.picked(matrix, r, c),
       ...given,
     };
   }

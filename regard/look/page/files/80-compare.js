@@ -85,7 +85,7 @@ Regard.compare = (() => {
       title: `difference of ${titles([a, b]).join(" and ")}`, key: "cells difference", zoom: 1,
       ...Regard.colour.signed(end, `B minus A, ${which}`),
       written: (value) => (Math.abs(value) < 0.005 ? "0" : fixed(value, 2).replace("0.", ".")),
-      onhover: null,
+      onhover: null, onpick: null,
       describe: (r, c) => [element("strong", { class: "weight" }, exact(at(matrix, r, c), errorAt(r, c))),
         ["query ", token(matrix.rows[r].label), " → key ", token(matrix.columns[c].label)],
         `A ${exactAt(a, r, c)}`, `B ${exactAt(b, r, c)}`],

@@ -30,12 +30,10 @@ Regard.export = (() => {
     const [width, height] = ["width", "height"].map((side) => Number(picture.getAttribute(side)));
     const times = Math.max(1, Math.min(2, 8000 / Math.max(width, height)));
     const image = new Image();
-    const url = URL.createObjectURL(svgBlob(picture));
-    image.src = url;
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(picture))}`;
     await image.decode();
     const canvas = element("canvas", { width: Math.round(width * times), height: Math.round(height * times) });
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    URL.revokeObjectURL(url);
     return new Promise((done) => canvas.toBlob(done, "image/png"));
   }
 

@@ -1,4 +1,9 @@
-/** The page: header, tabs, keyboard, and redrawing when the state changes. */
+/**
+ * The page: header, tabs, keyboard, and redrawing when the state changes.
+ *
+ * A page without a document waits for `open`. It sends a "regard-drawn" event whenever it has been drawn, and
+ * "regard-picked" when a cell is chosen, so that a page around it can change the model there.
+ */
 Regard.main = (() => {
   const { element, choice, faint, harmless } = Regard.dom;
   const { now, change, changeKind, CHOICES, MEAN } = Regard.state;
@@ -39,6 +44,13 @@ Regard.main = (() => {
     document.getElementById("main").replaceChildren(body);
     if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     document.documentElement.dataset.drawn = String(drawing);
+    dispatchEvent(new CustomEvent("regard-drawn", { detail: { ...now, layer: layerOf(view(), now.kind, now.layer)?.name } }));
+  }
+
+  /** Announce the cell of an attention matrix that was chosen. */
+  function picked({ attention, head, rows, columns }, r, c) {
+    const detail = { layer: attention.name, kind: attention.kind, head, query: rows[r], key: columns[c] };
+    dispatchEvent(new CustomEvent("regard-picked", { detail }));
   }
 
   function failed(error) {
@@ -133,8 +145,17 @@ Regard.main = (() => {
 
   // ---- start ---------------------------------------------------------------------------------------------------------
 
+  /** Draw the document of this file, or a given one (20-document.js). */
+  function open(given = null) {
+    Regard.state.begin(Regard.document.load(given).views[0], draw);
+    if (!started) start();
+    return draw();
+  }
+
+  let started = false;
+
   function start() {
-    Regard.state.begin(Regard.document.load().views[0], draw);
+    started = true;
     document.getElementById("footer").replaceChildren(help());
     addEventListener("keydown", pressed);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
@@ -143,12 +164,14 @@ Regard.main = (() => {
       if (innerWidth !== width) draw();
       width = innerWidth;
     });
-    return draw();
   }
 
   try {
-    start();
+    const isFile = document.getElementById("document") !== null;
+    if (isFile) open();
   } catch (error) {
     document.getElementById("main").replaceChildren(failed(error));
   }
+
+  return { open, picked };
 })();
