@@ -8,18 +8,22 @@ A sentence stops when K hypotheses are finished and the worst of them scores at 
 - at its present length (`beam_stop = "likely"`: fast, and what most toolkits do), or
 - at any length it could still reach (`beam_stop = "proven"`: log p only falls, so log p / limit^a bounds it for a > 0).
 
-Sentences that have stopped leave the batch. Everything stays on the device; the host reads only the flags that say so.
+Sentences that have stopped leave the batch, and others may join it between two steps (continuous batching): each sentence
+counts its own steps. Everything stays on the device; the host reads only the flags that say which sentences have stopped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import DecodableModel, Hypothesis, log_probabilities, start_decoding
+from regard.decode.constraints import DecodableModel, Hypothesis, mask_disallowed, start_decoding
+from regard.layers.decoding_state import concatenate_padded
 from regard.text.special_tokens import EOS_TEMPLATE
 
 BLOCK = 128  # tokens whose maximum `best_extensions` computes first
@@ -31,6 +35,7 @@ class Beams:
 
     sentence: Tensor  # (B,) which source a row belongs to
     limit: Tensor  # (B,) at most this many tokens
+    step: Tensor  # (B,) tokens of the open hypotheses
     tokens: Tensor  # (B, K, L) of open hypotheses
     log_prob: Tensor  # (B, K) of open hypotheses; -inf: there is none in this place
     done: Tensor  # (B, K, L) tokens of finished hypotheses
@@ -39,8 +44,10 @@ class Beams:
     done_length: Tensor  # (B, K) tokens, the end token included
 
     @classmethod
-    def start(cls, limits: Tensor, k: int) -> Beams:
-        """Return the beams before the first step: one open hypothesis of each sentence, without a token."""
+    def start(cls, limits: Tensor, k: int, numbers: Sequence[int]) -> Beams:
+        """Return the beams before the first step: one open hypothesis of each sentence, without a token.
+
+        `numbers` are those of the sentences."""
         b, room = len(limits), int(limits.max())
         device = limits.device
         tokens = torch.zeros((b, k, room), dtype=torch.long, device=device)  # empty places read token 0
@@ -48,14 +55,20 @@ class Beams:
         log_prob[:, 0] = 0.0
         empty = torch.full_like(log_prob, -torch.inf)
         length = torch.zeros((b, k), dtype=torch.long, device=device)
-        return cls(
-            torch.arange(b, device=device), limits, tokens, log_prob, tokens.clone(), empty, empty.clone(), length
-        )
+        sentence, step = torch.tensor(numbers, device=device), torch.zeros_like(limits)
+        return cls(sentence, limits, step, tokens, log_prob, tokens.clone(), empty, empty.clone(), length)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all sentences but these."""
         for name, value in vars(self).items():
             setattr(self, name, value[rows])
+
+    def join(self, other: Beams) -> None:
+        """Append the sentences of other beams."""
+        for name, value in vars(self).items():
+            theirs = getattr(other, name)
+            joined = concatenate_padded(value, theirs, 2) if value.ndim == 3 else torch.cat([value, theirs])
+            setattr(self, name, joined)
 
 
 @torch.inference_mode()
@@ -67,39 +80,122 @@ def beam_search(
     start: tuple[int, ...] = EOS_TEMPLATE.start,
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best translations of each source row (B, S), best first."""
-    k, end = options.beam, model.config.eos_token_id
-    state, last = start_decoding(model, source, start)  # one hypothesis each; the first reordering makes K of it
-    beams = Beams.start(limits, k)
+    search = BeamSearch(model, options, start)
+    search.add(source, limits, range(len(source)))
     found: dict[int, list[Hypothesis]] = {}
-    for step in range(int(limits.max())):
-        log_p = log_probabilities(model.step(last, state), step, options, model.config)  # (B*K or B, V)
-        parents = extend(beams, log_p, step, options, end)  # (B, K)
-        stopped = has_stopped(beams, step, options)
-        if stopped.any():
-            collect(beams, stopped, options, found, end)
-            remaining = (~stopped).nonzero().squeeze(1)
-            if len(remaining) == 0:
-                break
-            beams.keep(remaining)
-            parents = parents[remaining]
-            state.select(remaining)
-        state.reorder(parents)  # beam reordering
-        last = beams.tokens[:, :, step].flatten()
+    while search.sentences:
+        found |= search.step()
     return [found[i] for i in range(len(source))]
 
 
-def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig, end: int) -> Tensor:
+class BeamSearch:
+    """A beam search over a batch of sentences, which others can join between two steps."""
+
+    def __init__(
+        self, model: DecodableModel, options: DecodeConfig, start: tuple[int, ...] = EOS_TEMPLATE.start
+    ) -> None:
+        self.model, self.options, self.start = model, options, start
+        self.batch: BeamBatch | None = None
+        self.ended: dict[int, list[Hypothesis]] = {}  # sentences that ended while they joined the batch
+
+    @property
+    def sentences(self) -> int:
+        """The number of sentences in the batch, and of those whose results the next step returns."""
+        return (len(self.batch.beams.sentence) if self.batch else 0) + len(self.ended)
+
+    @torch.inference_mode()
+    def add(self, source: Tensor, limits: Tensor, numbers: Sequence[int]) -> None:
+        """Add source rows (B, S) with their length limits (B,); `numbers` identify them in the results of `step`."""
+        state, last = start_decoding(self.model, source, self.start)  # one hypothesis each
+        fresh = BeamBatch(Beams.start(limits, self.options.beam, numbers), state, last)
+        if self.batch is None:
+            self.batch = fresh
+            return
+        # The first step makes K hypotheses of one, as all others in the batch have.
+        for batch in (self.batch, fresh):
+            if not bool(batch.beams.step.any()):
+                self.ended |= self._step(batch)
+        if len(fresh.beams.sentence) and len(self.batch.beams.sentence):
+            self.batch.beams.join(fresh.beams)
+            self.batch.state.shorten()
+            self.batch.state.join(fresh.state)
+            self.batch.last = torch.cat([self.batch.last, fresh.last])
+        elif len(fresh.beams.sentence):
+            self.batch = fresh
+        elif not len(self.batch.beams.sentence):
+            self.batch = None
+
+    @torch.inference_mode()
+    def step(self) -> dict[int, list[Hypothesis]]:
+        """Add a token to every open hypothesis; return the translations of the sentences that have stopped."""
+        found, self.ended = self.ended, {}
+        if self.batch is not None:
+            found |= self._step(self.batch)
+            if not len(self.batch.beams.sentence):
+                self.batch = None
+        return found
+
+    @torch.inference_mode()
+    def remove(self, numbers: set[int]) -> None:
+        """Remove sentences whose translations nobody waits for."""
+        self.ended = {number: found for number, found in self.ended.items() if number not in numbers}
+        if self.batch is not None:
+            kept = [i for i, number in enumerate(self.batch.beams.sentence.tolist()) if number not in numbers]
+            self.batch.keep(torch.tensor(kept, device=self.batch.last.device, dtype=torch.long))
+            self.batch = self.batch if kept else None
+
+    def _step(self, batch: BeamBatch) -> dict[int, list[Hypothesis]]:
+        beams, state, options, config = batch.beams, batch.state, self.options, self.model.config
+        log_p = self.model.step(batch.last, state).float().log_softmax(-1)  # (B*K or B, V)
+        too_short: Tensor | bool = False
+        if options.min_len:
+            too_short = (beams.step < options.min_len).repeat_interleave(len(log_p) // len(beams.step))
+        parents = extend(beams, mask_disallowed(log_p, too_short, config), options, config.eos_token_id)  # (B, K)
+        stopped = has_stopped(beams, options)
+        found: dict[int, list[Hypothesis]] = {}
+        if stopped.any():
+            collect(beams, stopped, options, found, config.eos_token_id)
+            remaining = (~stopped).nonzero().squeeze(1)
+            beams.keep(remaining)
+            if len(remaining) == 0:
+                return found
+            parents = parents[remaining]
+            state.select(remaining)
+        state.reorder(parents)  # beam reordering
+        at = (beams.step - 1)[:, None, None].expand(-1, options.beam, 1)
+        batch.last = beams.tokens.gather(2, at).flatten()
+        return found
+
+
+@dataclass
+class BeamBatch:
+    """The hypotheses of some sentences, their decoding state, and the last token of each hypothesis."""
+
+    beams: Beams
+    state: Any
+    last: Tensor  # (B*K,), or (B,) before the first step
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all sentences but these."""
+        rows_each = len(self.last) // len(self.beams.sentence)
+        self.last = self.last.unflatten(0, (-1, rows_each))[rows].flatten()
+        self.beams.keep(rows)
+        self.state.select(rows)
+
+
+def extend(beams: Beams, log_p: Tensor, options: DecodeConfig, end: int) -> Tensor:
     """Replace the open hypotheses by their K best extensions; return the parents (B, K) to reorder the decoding state by.
 
     A parent is the hypothesis, numbered within its sentence, that an open hypothesis continues."""
     b, k = beams.log_prob.shape
     rows = log_p.shape[0] // b  # 1 at the first step, else K
     value, parent, token = best_extensions(log_p.view(b, rows, -1), beams.log_prob[:, :rows], 2 * k)
-    ends = (token == end) | (step + 1 >= beams.limit)[:, None]
+    at = beams.step[:, None, None]  # (B, 1, 1), where the new tokens are written
+    ends = (token == end) | (beams.step + 1 >= beams.limit)[:, None]
     if ends.any():
         candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
-        candidates[:, :, step] = token
-        finish(beams, candidates[:, :k], value[:, :k].masked_fill(~ends[:, :k], -torch.inf), step + 1, options)
+        candidates.scatter_(2, at.expand(-1, parent.shape[1], 1), token[:, :, None])
+        finish(beams, candidates[:, :k], value[:, :k].masked_fill(~ends[:, :k], -torch.inf), options)
         # stable: equal scores keep the order topk gave them
         value, place = value.masked_fill(ends, -torch.inf).sort(dim=1, descending=True, stable=True)
         parent, token = parent.gather(1, place), token.gather(1, place)
@@ -107,7 +203,8 @@ def extend(beams: Beams, log_p: Tensor, step: int, options: DecodeConfig, end: i
     parent = _pad(parent[:, :k], k, 0)
     beams.log_prob = _pad(value[:, :k], k, -torch.inf)
     beams.tokens = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
-    beams.tokens[:, :, step] = _pad(token[:, :k], k, 0)
+    beams.tokens.scatter_(2, at.expand(-1, k, 1), _pad(token[:, :k], k, 0)[:, :, None])
+    beams.step = beams.step + 1
     return parent
 
 
@@ -138,26 +235,32 @@ def _pad(x: Tensor, k: int, value: float) -> Tensor:
     return x if x.shape[1] == k else torch.nn.functional.pad(x, (0, k - x.shape[1]), value=value)
 
 
-def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, length: int, options: DecodeConfig) -> None:
+def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, options: DecodeConfig) -> None:
     """Merge newly ended hypotheses (those above -inf) with the finished ones and keep the K best."""
     k = beams.done_score.shape[1]
-    score = torch.cat([beams.done_score, log_prob / length**options.length_penalty], 1)
+    length = (beams.step + 1)[:, None]  # (B, 1), the end token included
+    score = torch.cat([beams.done_score, log_prob / normalizer(length, options)], 1)
     best, place = score.sort(dim=1, descending=True, stable=True)
     best, place = best[:, :k], place[:, :k]
     pool = torch.cat([beams.done, tokens], 1)
-    lengths = torch.cat([beams.done_length, torch.full_like(log_prob, length, dtype=torch.long)], 1)
+    lengths = torch.cat([beams.done_length, length.expand_as(log_prob)], 1)
     beams.done_score = best
     beams.done = pool.gather(1, place[:, :, None].expand(-1, -1, pool.shape[2]))
     beams.done_log_prob = torch.cat([beams.done_log_prob, log_prob], 1).gather(1, place)
     beams.done_length = lengths.gather(1, place)
 
 
-def has_stopped(beams: Beams, step: int, options: DecodeConfig) -> Tensor:
+def normalizer(length: Tensor, options: DecodeConfig) -> Tensor:
+    """Return |y|^a, by which the log-probability of a hypothesis of this length is divided, computed in fp64."""
+    return length.double().pow(options.length_penalty).float()
+
+
+def has_stopped(beams: Beams, options: DecodeConfig) -> Tensor:
     """Return which sentences (B,) have K finished hypotheses that no open one will beat, or are at their limit."""
     proven = options.beam_stop == "proven" and options.length_penalty > 0
-    length = beams.limit if proven else step + 1
-    best_open = beams.log_prob[:, 0] / length**options.length_penalty  # open hypotheses are sorted
-    return (beams.done_score[:, -1] >= best_open) | (step + 1 >= beams.limit)
+    length = beams.limit if proven else beams.step
+    best_open = beams.log_prob[:, 0] / normalizer(length, options)  # open hypotheses are sorted
+    return (beams.done_score[:, -1] >= best_open) | (beams.step >= beams.limit)
 
 
 def collect(beams: Beams, stopped: Tensor, options: DecodeConfig, found: dict[int, list[Hypothesis]], end: int) -> None:

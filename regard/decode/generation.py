@@ -9,11 +9,10 @@ rows are read again from the start, without the gaps.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -201,36 +200,90 @@ def eager_steps(
     model: LanguageModel, rows: list[GenerationRequest], options: DecodeConfig
 ) -> Iterator[list[GenerationRequest]]:
     """Add one token at a time to all open rows, without CUDA graphs; yield the rows that got one."""
-    logits, state = prefill_prompts(model, rows)
-    on_cpu = logits.device.type == "cpu"
-    for step in count():
-        tokens, gained = choose_tokens(logits, rows, step, options, model.config)
-        for row, token, log_prob in zip(rows, tokens.tolist(), gained.tolist(), strict=True):
-            row.add(token, log_prob)
-        yield rows
+    batch = GenerationBatch(model, options)
+    yield batch.add(rows)
+    while batch.rows:
+        yield batch.step()
+
+
+class GenerationBatch:
+    """Continuations that are written together, one token at a time; others can join them between two steps."""
+
+    def __init__(self, model: LanguageModel, options: DecodeConfig) -> None:
+        self.model, self.options = model, options
+        self.rows: list[GenerationRequest] = []  # the open ones
+        self.state: Any = None
+        self.last: Tensor | None = None  # (N,) the last token of each row
+
+    @torch.inference_mode()
+    def add(self, rows: list[GenerationRequest]) -> list[GenerationRequest]:
+        """Read the prompts of rows and write the first token of each; return the rows. Equal neighbours are read once."""
+        logits, state = prefill_prompts(self.model, rows)
+        tokens = self._write(rows, logits)
         open_ = [i for i, row in enumerate(rows) if not row.end]
         if not open_:
-            return
+            return rows
         if len(open_) < len(rows):
             kept = torch.tensor(open_, device=tokens.device)
-            rows, tokens = [rows[i] for i in open_], tokens[kept]
+            tokens = tokens[kept]
             state.select(kept)
-        if state.length == max_length_of(model):
-            logits, state = prefill_prompts(model, rows)
+        if not self.rows:
+            self.state, self.last = state, tokens
         else:
-            with one_thread() if on_cpu else nullcontext():
-                logits = model.step(tokens, state)
+            assert self.last is not None
+            self.state.shorten()
+            self.state.join(state)
+            self.last = torch.cat([self.last, tokens])
+        self.rows = self.rows + [rows[i] for i in open_]
+        return rows
+
+    @torch.inference_mode()
+    def step(self) -> list[GenerationRequest]:
+        """Write a token of every open row and return these rows; those that end leave the batch."""
+        rows, model = self.rows, self.model
+        assert self.last is not None
+        if self.state.length == max_length_of(model):
+            logits, self.state = prefill_prompts(model, rows)
+        else:
+            with one_thread() if self.last.device.type == "cpu" else nullcontext():
+                logits = model.step(self.last, self.state)
+        self.last = self._write(rows, logits)
+        self._keep_open()
+        return rows
+
+    def remove(self, rows: Collection[GenerationRequest]) -> None:
+        """Remove rows whose continuations nobody waits for."""
+        for row in rows:
+            row.end = row.end or "stop"
+        self._keep_open()
+
+    def _keep_open(self) -> None:
+        open_ = [i for i, row in enumerate(self.rows) if not row.end]
+        if len(open_) < len(self.rows):
+            self.rows = [self.rows[i] for i in open_]
+            if open_:
+                assert self.last is not None
+                kept = torch.tensor(open_, device=self.last.device)
+                self.last = self.last[kept]
+                self.state.select(kept)
+
+    def _write(self, rows: list[GenerationRequest], logits: Tensor) -> Tensor:
+        """Choose the next token of each row, add it to the row and return all (N,)."""
+        tokens, gained = choose_tokens(logits, rows, self.options, self.model.config)
+        for row, token, log_prob in zip(rows, tokens.tolist(), gained.tolist(), strict=True):
+            row.add(token, log_prob)
+        return tokens
 
 
 def choose_tokens(
-    logits: Tensor, rows: list[GenerationRequest], step: int, options: DecodeConfig, config: ModelConfig
+    logits: Tensor, rows: list[GenerationRequest], options: DecodeConfig, config: ModelConfig
 ) -> tuple[Tensor, Tensor]:
     """Return the next token of each row (N,) and its log p (N,)."""
     device = logits.device
     seen = seen_tokens([row.ids for row in rows], logits) if options.repetition_penalty != 1 else None
-    early = torch.full((len(rows),), step < options.min_len, device=device)
-    seeds, steps = seed_tensor([row.seed for row in rows], device), torch.full((len(rows),), step, device=device)
-    return choose_next(logits, seen, early, seeds, steps, options, config)
+    steps = torch.tensor([len(row.log_probs) for row in rows], device=device)
+    seeds = seed_tensor([row.seed for row in rows], device)
+    return choose_next(logits, seen, steps < options.min_len, seeds, steps, options, config)
 
 
 def prefill_prompts(model: LanguageModel, rows: list[GenerationRequest]) -> tuple[Tensor, Any]:

@@ -8,6 +8,9 @@ penalty, temperature, top-k, top-p, min-p.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,41 +28,93 @@ def sample(
     model: DecodableModel,
     source: Tensor,
     limits: Tensor,
-    seeds: list[int],
+    seeds: Sequence[int],
     options: DecodeConfig,
     start: tuple[int, ...] = EOS_TEMPLATE.start,
 ) -> list[Hypothesis]:
     """Return one sampled translation of each source row (B, S); at temperature 0, the greedy one."""
-    state, last = start_decoding(model, source, start)
-    rows, most, row_seeds = list(range(len(seeds))), limits.tolist(), seed_tensor(seeds, source.device)
-    written = [list(start) for _ in seeds]
-    log_probs, end = [0.0] * len(seeds), model.config.eos_token_id
-    for step in range(max(most)):
-        logits = model.step(last, state)
-        seen = seen_tokens([written[i] for i in rows], logits) if options.repetition_penalty != 1 else None
-        steps = torch.full_like(row_seeds, step)
-        last, gained = choose_next(logits, seen, step < options.min_len, row_seeds, steps, options, model.config)
-        tokens = last.tolist()
-        for i, token, log_prob in zip(rows, tokens, gained.tolist(), strict=True):
-            written[i].append(token)
-            log_probs[i] += log_prob
-        open_ = [j for j, i in enumerate(rows) if tokens[j] != end and step + 1 < most[i]]
-        if not open_:
-            break
-        if len(open_) < len(rows):
-            kept = torch.tensor(open_, device=source.device)
-            rows, row_seeds, last = [rows[j] for j in open_], row_seeds[kept], last[kept]
-            state.select(kept)
-    found = []
-    for row, log_prob in zip(written, log_probs, strict=True):
-        ids = row[len(start) :]
-        ended = ids[-1] == end
-        score = log_prob / len(ids) ** options.length_penalty
-        found.append(Hypothesis(ids[: len(ids) - ended], score, log_prob, ended))
-    return found
+    search = Sampling(model, options, start)
+    search.add(source, limits, range(len(source)), seeds)
+    found: dict[int, Hypothesis] = {}
+    while search.rows:
+        found |= search.step()
+    return [found[i] for i in range(len(source))]
 
 
-def seed_tensor(seeds: list[int], device: torch.device) -> Tensor:
+@dataclass
+class SampledRow:
+    """A translation while it is sampled."""
+
+    number: int
+    limit: int  # at most this many tokens
+    seed: int
+    written: list[int]  # the start tokens and those that were generated
+    step: int = 0  # tokens generated
+    log_prob: float = 0.0
+
+
+class Sampling:
+    """Sampling, or greedy decoding, of a batch of sentences, which others can join between two steps."""
+
+    def __init__(
+        self, model: DecodableModel, options: DecodeConfig, start: tuple[int, ...] = EOS_TEMPLATE.start
+    ) -> None:
+        self.model, self.options, self.start = model, options, start
+        self.rows: list[SampledRow] = []
+        self.state: Any = None
+        self.last = torch.empty(0)  # (N,) the last token of each row
+        self.seeds = torch.empty(0)  # (N,)
+
+    @torch.inference_mode()
+    def add(self, source: Tensor, limits: Tensor, numbers: Sequence[int], seeds: Sequence[int]) -> None:
+        """Add source rows (B, S) with their length limits (B,); `numbers` identify them in the results of `step`."""
+        state, last = start_decoding(self.model, source, self.start)
+        given = zip(numbers, limits.tolist(), seeds, strict=True)
+        rows, row_seeds = [SampledRow(*each, list(self.start)) for each in given], seed_tensor(seeds, source.device)
+        if not self.rows:
+            self.rows, self.state, self.last, self.seeds = rows, state, last, row_seeds
+            return
+        self.state.shorten()
+        self.state.join(state)
+        self.rows, self.last = self.rows + rows, torch.cat([self.last, last])
+        self.seeds = torch.cat([self.seeds, row_seeds])
+
+    @torch.inference_mode()
+    def step(self) -> dict[int, Hypothesis]:
+        """Add a token to every row; return the translations of those that have ended, which leave the batch."""
+        options, config, end = self.options, self.model.config, self.model.config.eos_token_id
+        logits = self.model.step(self.last, self.state)
+        seen = seen_tokens([row.written for row in self.rows], logits) if options.repetition_penalty != 1 else None
+        steps = torch.tensor([row.step for row in self.rows], device=self.seeds.device)
+        too_short = steps < options.min_len if options.min_len else False
+        self.last, gained = choose_next(logits, seen, too_short, self.seeds, steps, options, config)
+        for row, token, log_prob in zip(self.rows, self.last.tolist(), gained.tolist(), strict=True):
+            row.written.append(token)
+            row.log_prob += log_prob
+            row.step += 1
+        ended = {row.number: row for row in self.rows if row.written[-1] == end or row.step == row.limit}
+        self.remove(ended.keys())
+        return {number: self._hypothesis(row) for number, row in ended.items()}
+
+    def remove(self, numbers: Collection[int]) -> None:
+        """Remove rows from the batch."""
+        kept = [i for i, row in enumerate(self.rows) if row.number not in numbers]
+        if len(kept) == len(self.rows):
+            return
+        self.rows = [self.rows[i] for i in kept]
+        if kept:
+            places = torch.tensor(kept, device=self.last.device)
+            self.last, self.seeds = self.last[places], self.seeds[places]
+            self.state.select(places)
+
+    def _hypothesis(self, row: SampledRow) -> Hypothesis:
+        ids = row.written[len(self.start) :]
+        ended = ids[-1] == self.model.config.eos_token_id
+        score = row.log_prob / len(ids) ** self.options.length_penalty
+        return Hypothesis(ids[: len(ids) - ended], score, row.log_prob, ended)
+
+
+def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
     """Return the seeds of the rows as int64 (N,)."""
     return torch.tensor([seed % 2**63 for seed in seeds], device=device)
 

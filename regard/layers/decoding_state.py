@@ -131,6 +131,7 @@ class DecodingState:
         self.paths: dict[str, nn.Module] = {}
         self.rows: list[tuple[PartStorage, str]] = []  # the PerRow tensors
         self.sentences: list[tuple[PartStorage, str]] = []  # the PerSentence tensors
+        self.source_axes: list[int | None] = []  # of these, the axis with the length of the source
         self.columns: list[tuple[PartStorage, str]] = []
         for path, part, storages in declared_storage(model):
             kept = self.parts[part] = PartStorage()
@@ -142,6 +143,8 @@ class DecodingState:
                     kept.put(name, torch.zeros(shape, dtype=storage.dtype_for(dtype), device=device))
                 else:
                     (self.columns if isinstance(storage, Columns) else self.sentences).append((kept, name))
+                    if isinstance(storage, PerSentence):
+                        self.source_axes.append(storage.shape.index(LENGTH) + 1 if LENGTH in storage.shape else None)
                     kept.put(name, None)
         self.length = 0  # an upper bound of the tokens of a hypothesis, known without a device synchronization
         self.next = torch.zeros(rows, dtype=torch.long, device=device)  # (B,) the position of the next token
@@ -230,6 +233,56 @@ class DecodingState:
         if self.memory_positions is not None:
             self.memory_positions, self.memory_plan = self.memory_positions[sentences], None
 
+    def join(self, other: DecodingState) -> None:
+        """Append the sentences of another state of the same model and number of hypotheses (continuous batching).
+
+        The states may have read different numbers of tokens: the columns that one of them lacks are padding in its rows."""
+        filled = max(self.filled, other.filled)
+        room = 1 << (filled + 8 * self.width - 1).bit_length()  # for some more steps
+        for (kept, name), (theirs, _) in zip(self.columns, other.columns, strict=True):
+            a, b = getattr(kept, name), getattr(theirs, name)  # None before the first step
+            some = a if a is not None else b
+            if some is not None:
+                n = len(self.next)
+                both = some.new_zeros(n + len(other.next), some.shape[1], room, some.shape[3])
+                if a is not None:
+                    both[:n, :, : self.filled] = a[:, :, : self.filled]
+                if b is not None:
+                    both[n:, :, : other.filled] = b[:, :, : other.filled]
+                kept.put(name, both)
+        for (kept, name), (theirs, _), axis in zip(self.sentences, other.sentences, self.source_axes, strict=True):
+            a, b = getattr(kept, name), getattr(theirs, name)
+            if a is not None and b is not None:
+                kept.put(name, torch.cat([a, b]) if axis is None else concatenate_padded(a, b, axis))
+        for (kept, name), (theirs, _) in zip(self.rows, other.rows, strict=True):
+            kept.put(name, torch.cat([getattr(kept, name), getattr(theirs, name)]))
+        self.gapless = self.gapless and other.gapless and self.filled == other.filled
+        if self.past is not None and other.past is not None:
+            self.past = concatenate_padded(self.past, other.past, 2, False)
+        self.positions = concatenate_padded(self.positions, other.positions, 1, PAD_POSITION)
+        self.next = torch.cat([self.next, other.next])
+        if self.memory_positions is not None and other.memory_positions is not None:
+            self.memory_positions = concatenate_padded(self.memory_positions, other.memory_positions, 1, PAD_POSITION)
+            self.memory_plan = None
+        self.length = max(self.length, other.length)
+
+    def shorten(self) -> None:
+        """Drop the columns, source tokens and positions that the remaining sentences do not use, after others have left.
+
+        Without this, a batch that sentences join and leave for hours would grow without end."""
+        if self.past is None and self.filled:
+            alive = self.positions > PAD_POSITION
+            self._drop_columns(alive, int(alive.sum(1).max()))
+        if self.memory_positions is not None:
+            width = int((self.memory_positions > PAD_POSITION).sum(1).max())  # sources are padded on the right
+            if 4 * width <= 3 * self.memory_positions.shape[1]:
+                for (kept, name), axis in zip(self.sentences, self.source_axes, strict=True):
+                    tensor = getattr(kept, name)
+                    if tensor is not None and axis is not None:
+                        kept.put(name, tensor.narrow(axis, 0, width).contiguous())
+                self.memory_positions, self.memory_plan = self.memory_positions[:, :width].contiguous(), None
+        self.length = int(self.next.max())
+
     def reorder(self, parents: Tensor) -> None:
         """Reorder beams by parent: hypothesis i of each sentence continues hypothesis parents[:, i]; parents (B, K).
 
@@ -262,12 +315,19 @@ class DecodingState:
         if 4 * count > 3 * self.filled:
             return
         self.last_drop_check = count
+        self._drop_columns(alive, count)
+
+    def _drop_columns(self, alive: Tensor, count: int) -> None:
+        """Keep `count` columns of each sentence, those of `alive` (B, filled) first, in their order."""
+        if count == self.filled:
+            return
         kept_columns = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :count]  # in their old order
         for kept, name in self.columns:
             x = getattr(kept, name)
             x[:, :, :count] = x.take_along_dim(kept_columns[:, None, :, None], 2)
         self.positions = self.positions.where(alive, PAD_POSITION).gather(1, kept_columns)
-        self.past = self.past.take_along_dim(kept_columns[:, None], 2)
+        if self.past is not None:
+            self.past = self.past.take_along_dim(kept_columns[:, None], 2)
 
     # ---- encoder output -----------------------------------------------------------------------------------------------
 
@@ -289,6 +349,15 @@ class DecodingState:
         """Yield the path and the storage of each part."""
         for path, part in self.paths.items():
             yield path, self.parts[part]
+
+
+def concatenate_padded(a: Tensor, b: Tensor, axis: int, value: float = 0) -> Tensor:
+    """Concatenate along the first axis two tensors whose sizes along another axis may differ, padded with a value."""
+    size = max(a.shape[axis], b.shape[axis])
+    both = a.new_full((len(a) + len(b), *a.shape[1:axis], size, *a.shape[axis + 1 :]), value)
+    both[: len(a)].narrow(axis, 0, a.shape[axis]).copy_(a)
+    both[len(a) :].narrow(axis, 0, b.shape[axis]).copy_(b)
+    return both
 
 
 def _grow_kv_cache(old: Tensor | None, new: Tensor, filled: int, needed: int) -> Tensor:
