@@ -48,13 +48,7 @@ def decode(
 
     `sources` are ids without the special tokens of the template; `max_len` is the model's longest source."""
     check_options(options)
-    around = len(token_template.wrap(()))
-    for i, ids in enumerate(sources):
-        if len(ids) + around > max_len:
-            raise RegardError(
-                f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
-                f"(model.max_len): split it into shorter sentences"
-            )
+    check_lengths(sources, max_len, token_template)
     if uses_cuda_graphs(model, options.beam):
         from regard.decode.graphs.engine import NotCapturable
 
@@ -92,6 +86,17 @@ def decode(
                 lambda i, found: done(batches[i], [[Hypothesis(*h) for h in ranked] for ranked in found]),
             )
     return [results[i] for i in range(len(sources))]
+
+
+def check_lengths(sources: Sequence[Sequence[int]], max_len: int, token_template: SpecialTokenTemplate) -> None:
+    """Refuse sources that are longer than the model's longest, `max_len`."""
+    around = len(token_template.wrap(()))
+    for i, ids in enumerate(sources):
+        if len(ids) + around > max_len:
+            raise RegardError(
+                f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
+                f"(model.max_len): split it into shorter sentences"
+            )
 
 
 FORKED_ROWS = 8  # hypotheses per process: fewer cost little less than these, so they are not worth a process

@@ -105,6 +105,9 @@ def unique_consecutive(rows: Sequence[list[int]]) -> tuple[list[list[int]], list
     return unique, index
 
 
+# A function like `generation_steps`.
+GenerationSteps = Callable[[LanguageModel, list[GenerationRequest], DecodeConfig], Iterator[list[GenerationRequest]]]
+
 # ---- generating --------------------------------------------------------------------------------------------------------
 
 
@@ -114,11 +117,13 @@ def generate(
     options: DecodeConfig,
     on_token: Callable[[int, int], bool] = lambda row, token: False,
     progress: Callable[[int], None] = lambda done: None,
+    steps: GenerationSteps | None = None,
 ) -> list[GenerationRequest]:
     """Return `nbest` continuations of each prompt, those of a prompt one after the other.
 
     `on_token` is called with (row, token) for every new token and stops the row by returning True; `progress` is called
-    with the number of prompts that have ended since the last call."""
+    with the number of prompts that have ended since the last call. `steps` writes the tokens, by default
+    `generation_steps`."""
     check_generation(options)
     n = options.nbest
     rows = [
@@ -134,7 +139,8 @@ def generate(
     for group in groups:
         ended = 0
         with paused(model):  # rows leave the batch, so a recorder could not tell whose step it sees
-            for written in generation_steps(model, [row for i in group for row in rows[i * n : i * n + n]], options):
+            chosen = [row for i in group for row in rows[i * n : i * n + n]]
+            for written in (steps or generation_steps)(model, chosen, options):
                 before, ended = ended, ended + sum(bool(row.end) for row in written)
                 progress(ended // n - before // n)
     if is_observed(model):
@@ -335,6 +341,7 @@ def generate_texts(
     prompts: Sequence[Sequence[int]],
     options: DecodeConfig,
     progress: Callable[[int], None] = lambda done: None,
+    steps: GenerationSteps | None = None,
 ) -> list[tuple[str, GenerationRequest]]:
     """Return the text and the request of each continuation that `generate` makes, ended before a stop string."""
     streamers = [TextStreamer(tokenizer, ids, options.stop_strings) for ids in prompts for _ in range(options.nbest)]
@@ -344,7 +351,7 @@ def generate_texts(
         texts[row] += streamers[row].push(token)
         return streamers[row].stopped
 
-    rows = generate(model, prompts, options, on_token, progress)
+    rows = generate(model, prompts, options, on_token, progress, steps)
     return [(texts[i] + streamers[i].flush(), row) for i, row in enumerate(rows)]
 
 

@@ -14,6 +14,7 @@ from regard import model_folder
 from regard.config import DecodeConfig
 from regard.decode.generation import (
     GenerationRequest,
+    GenerationSteps,
     TextStreamer,
     check_generation,
     generate_texts,
@@ -114,6 +115,9 @@ class Generator:
             raise RegardError("this model has no tokenizer, so it can read no text: import it with its tokenizer.json")
         self.model, self.tokenizer = package.model, package.tokenizers.target
         self.token_template, self.options = package.token_template, package.decode
+        self.steps: GenerationSteps = (
+            generation_steps  # a server puts a function here that writes the texts of many requests together
+        )
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto", weights: str = "auto") -> Generator:
@@ -153,7 +157,7 @@ class Generator:
         chosen = self.decode_options(**options)
         n = chosen.nbest
         ids = [self.framed(prompt) for prompt in prompts]
-        written = generate_texts(self.model, self.tokenizer, ids, chosen, progress)
+        written = generate_texts(self.model, self.tokenizer, ids, chosen, progress, self.steps)
         found = [self._generation(prompts[i // n], text, row) for i, (text, row) in enumerate(written)]
         groups = [tuple(found[i : i + n]) for i in range(0, len(found), n)]
         return [dataclasses.replace(group[0], samples=group) if n > 1 else group[0] for group in groups]
@@ -178,7 +182,7 @@ class Generator:
 
         row.on_token = on_token
         with paused(self.model):
-            for _ in generation_steps(self.model, [row], options):
+            for _ in self.steps(self.model, [row], options):
                 yield from filter(None, fresh)
                 fresh.clear()
         if is_observed(self.model):

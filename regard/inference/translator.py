@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -68,6 +68,9 @@ UNUSED_TERMS = "terms of the glossary are not used: by way of another language, 
 SENTENCE_PUNCTUATION = re.compile("[.!?…。！？]")
 
 
+Decode = Callable[..., list[list[Hypothesis]]]  # a function like regard.decode.batch_decoding.decode
+
+
 class Translator:
     """A translation model with its tokenizers. `regard.load` and `Translator.load` return one.
 
@@ -110,6 +113,9 @@ class Translator:
         self.directions = tuple(d for d in package.directions if not split_form(d)[1])
         self.languages = package.languages
         self.detector = DirectionDetector(self.directions, self.languages)
+        self.decode: Decode = (
+            decode  # a server puts a function here that decodes the sentences of many requests together
+        )
         # Room for the special tokens, the language token and a full stop that may be added.
         around = len(self.token_template.wrap(())) + bool(self.directions) + 1
         self.max_sentence_tokens = min(self.options.max_sentence_tokens, self.model.config.max_len - around)
@@ -489,7 +495,8 @@ class Translator:
         advance = progress or (lambda done: None)
         constraints = self._output_constraints(sentences, languages, force_words, no_repeat_ngram_size)
         plain = [i for i in range(len(sources)) if i not in constraints]
-        decoded = decode(self.model, [sources[i] for i in plain], chosen, limit, device, advance, self.token_template)
+        given = [sources[i] for i in plain]
+        decoded = self.decode(self.model, given, chosen, limit, device, advance, self.token_template)
         found = dict(zip(plain, decoded, strict=True))
         if constraints:
             found |= self._decode_constrained(sources, languages, constraints, chosen)

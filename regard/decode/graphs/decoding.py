@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,19 +54,21 @@ class GraphTranslation(GraphDecoding[Sample]):
     def __init__(
         self, model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, start: tuple[int, ...]
     ) -> None:
-        self.model, self.sources, self.options, self.start = model, sources, options, start
+        self.model, self.options, self.start = model, options, start
+        self.sources = dict(enumerate(sources))
         self.samples = options.nbest if options.temperature > 0 else 1  # of each sentence, each in its own slot
         lengths = torch.tensor([len(ids) for ids in sources])
-        self.limits = length_limits(lengths, options, model.config.max_len - len(start) + 1).tolist()
+        limits = length_limits(lengths, options, model.config.max_len - len(start) + 1).tolist()
+        self.limits = dict(enumerate(limits))
         self.found: dict[Sample, list[Hypothesis]] = {}
         longest_first = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
-        engine = self._engine(len(sources) * self.samples, int(lengths.max()))
+        engine = self._engine(len(sources) * self.samples, int(lengths.max()), max(limits))
         super().__init__(engine, ((i, j) for i in longest_first for j in range(self.samples)))
 
-    def _engine(self, sentences: int, longest: int) -> Engine:
-        """Take an engine with as many slots as the budget of tokens allows."""
+    def _engine(self, sentences: int, longest: int, limit: int) -> Engine:
+        """Take an engine with as many slots as the budget of tokens allows, for these lengths."""
         k = self.options.beam if self.options.temperature == 0 else 1
-        width, room = round_up(longest), round_up(max(self.limits))
+        width, room = round_up(longest), round_up(limit)
         columns = room + len(self.start) - 1
         b = count_slots(self.model, sentences, width * k, (k, columns), self.options, width)
         return take_engine(self.model, self.options, (b, k, room, columns), width)
@@ -80,10 +83,13 @@ class GraphTranslation(GraphDecoding[Sample]):
         self._encode_sources(pad_rows([self.sources[i] for i, _ in entering], device), which)
         limits = torch.tensor([self.limits[i] for i, _ in entering], device=device)
         engine.slots.enter(which, limits, self.start[-1], len(self.start) - 1, self.options)
-        seeds = [(self.options.seed + i) * self.options.nbest + j for i, j in entering for _ in range(engine.k)]
+        seeds = [self.seed_of(i, j) for i, j in entering for _ in range(engine.k)]
         engine.set_rows(rows, seeds, [self.start] * len(rows))
         for slot, sample in zip(slots, entering, strict=True):
             self.begin(slot, sample, self.limits[sample[0]])
+
+    def seed_of(self, source: int, sample: int) -> int:
+        return (self.options.seed + source) * self.options.nbest + sample
 
     def _encode_sources(self, source: Tensor, which: Tensor) -> None:
         """Read sources (n, S) and all start tokens but the last; copy the resulting state into slots `which` (n,)."""
@@ -107,6 +113,65 @@ class GraphTranslation(GraphDecoding[Sample]):
         """Return the hypotheses of each source, best first."""
         samples = ([h for j in range(self.samples) for h in self.found[i, j]] for i in range(len(self.sources)))
         return [sorted(found, key=lambda h: -h.score) if self.samples > 1 else found for found in samples]
+
+
+class OpenTranslation(GraphTranslation):
+    """A translation that sources are added to while it runs, and removed from."""
+
+    def __init__(self, model: Any, options: DecodeConfig, start: tuple[int, ...], width: int, slots: int) -> None:
+        """Make slots for sources of up to `width` tokens, as many as are asked for if there is memory."""
+        self.model, self.options, self.start = model, options, start
+        self.samples = options.nbest if options.temperature > 0 else 1
+        self.sources: dict[int, Sequence[int]] = {}
+        self.seeds: dict[int, Sequence[int]] = {}
+        self.limits: dict[int, int] = {}
+        self.found: dict[Sample, list[Hypothesis]] = {}
+        GraphDecoding.__init__(self, self._engine(slots, width, self._limit(width)), ())
+
+    def add(self, number: int, ids: Sequence[int], seeds: Sequence[int]) -> None:
+        """Let a source wait for a slot, or for one for each sample; `number` identifies it in the results."""
+        self.sources[number], self.seeds[number], self.limits[number] = ids, seeds, self._limit(len(ids))
+        self.waiting.extend((number, sample) for sample in range(self.samples))
+
+    @torch.inference_mode()
+    def advance(self, before: Snapshot | None) -> tuple[dict[int, list[Hypothesis]], Snapshot | None]:
+        """Admit waiting sources, launch steps, and read the snapshot before them; return what is done, and the snapshot."""
+        self.enter()
+        after = self.launch_steps()
+        if before is not None:
+            self.collect_finished(before)
+        done = {}
+        for number in {number for number, _ in self.found}:
+            own = [self.found.get((number, sample)) for sample in range(self.samples)]
+            if all(own):
+                ranked = [h for found in own if found for h in found]
+                done[number] = sorted(ranked, key=lambda h: -h.score) if self.samples > 1 else ranked
+        for number in done:
+            self.forget(number)
+        return done, after
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Remove sources whose translations nobody waits for."""
+        self.waiting = deque(item for item in self.waiting if item[0] not in numbers)
+        for slot in [slot for slot, item in self.working.items() if item[0] in numbers]:
+            self.engine.slots.active[slot] = 0
+            self.end(slot)
+        for number in numbers:
+            self.forget(number)
+
+    def seed_of(self, source: int, sample: int) -> int:
+        return self.seeds[source][sample]
+
+    def _limit(self, length: int) -> int:
+        """Return how many tokens the translation of a source of this length may have."""
+        return int(length_limits(torch.tensor([length]), self.options, self.model.config.max_len - len(self.start) + 1))
+
+    def forget(self, number: int) -> None:
+        for sample in range(self.samples):
+            self.found.pop((number, sample), None)
+        self.sources.pop(number, None)
+        self.seeds.pop(number, None)
+        self.limits.pop(number, None)
 
 
 # ---- generation --------------------------------------------------------------------------------------------------------
@@ -188,3 +253,30 @@ class GraphGeneration(GraphDecoding[GenerationRequest]):
                     break
             rows.append(row)
         return rows
+
+
+class OpenGeneration(GraphGeneration):
+    """A generation whose requests are put into `waiting` while it runs."""
+
+    def __init__(self, model: Any, options: DecodeConfig, columns: int, slots: int) -> None:
+        """Make slots for prompts and continuations of up to `columns` tokens together."""
+        self.model, self.options = model, options
+        b = count_slots(model, slots, columns, (1, columns), options)
+        GraphDecoding.__init__(self, take_engine(model, options, (b, 1, columns, columns)), ())
+
+    @torch.inference_mode()
+    def advance(self, before: Snapshot | None) -> Snapshot | None:
+        """Admit waiting requests, launch steps, and add the tokens of the snapshot before them to their requests."""
+        self.enter()
+        after = self.launch_steps()
+        if before is not None:
+            self.deliver_tokens(before)
+        return after
+
+    def drop(self, rows: Collection[GenerationRequest]) -> None:
+        """Remove requests that nobody waits for."""
+        gone = {id(row) for row in rows}
+        self.waiting = deque(row for row in self.waiting if id(row) not in gone)
+        for slot in [slot for slot, row in self.working.items() if id(row) in gone]:
+            self.engine.slots.active[slot] = 0
+            self.end(slot)

@@ -29,6 +29,7 @@ class Attention(Part):
     """Base class of self-attention and cross-attention."""
 
     observed: ClassVar[dict[str, str]] = {"mix": "out"}
+    batch_invariant = False  # `make_batch_invariant` sets it
 
     def __init__(self, config: ModelConfig) -> None:
         nn.Module.__init__(self)
@@ -39,7 +40,26 @@ class Attention(Part):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
         """Return attention (B, H, T, D), computed by the kernel of the plan; `look.record` observes this call."""
+        if self.batch_invariant:
+            return plan(q.double(), k.double(), v.double(), 0.0).to(q.dtype)
         return plan(q, k, v, self.p_drop if self.training else 0.0)
+
+    def to_cache(self, x: Tensor) -> Tensor:
+        """Return keys or values in the precision that they are kept in for the next steps."""
+        return x.double() if self.batch_invariant else x
+
+
+def make_batch_invariant(model: nn.Module) -> None:
+    """Make what an int8 model computes for a sentence independent of the other sentences in its batch.
+
+    Matrix products in int8 are exact sums, and layer norms are computed row by row. Attention is not: padding, and the
+    columns of other hypotheses, change the order in which its sums are made, and so their last bit. Where that moves a
+    number over the border between two int8 values, another token may win. In fp64 the sums agree to 16 digits, so they are
+    the same after they are rounded to fp32.
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.batch_invariant = True
 
 
 @register("attention")
@@ -115,7 +135,7 @@ class SelfAttention(Attention, Mixer):
         """Append the keys and values of x to the KV cache and attend from x to all cached ones, (B, T, C) -> (B, T, C)."""
         q, k, v = self.split(self.qkv(x))
         q, k = rotate(q, ctx.prepared.rotation), rotate(k, ctx.prepared.rotation)
-        k, v = ctx.state.extend(self, keys=k, values=v)  # (B, G, S, D)
+        k, v = ctx.state.extend(self, keys=self.to_cache(k), values=self.to_cache(v))  # (B, G, S, D)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
@@ -173,7 +193,7 @@ class CrossAttention(Attention):
         """Store the keys and values of the encoder's output (B, S, C), which are the same in every step."""
         k, v = self.keys_values(memory)
         # Contiguous by head, since every step reads them.
-        state.store_memory(self, keys=k.contiguous(), values=v.contiguous())
+        state.store_memory(self, keys=self.to_cache(k).contiguous(), values=self.to_cache(v).contiguous())
 
     def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Attend from several target tokens to the stored keys and values of the source, (B, T, C) -> (B, T, C)."""

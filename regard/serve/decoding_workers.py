@@ -1,0 +1,290 @@
+"""Workers that decode: processes over the same weights on a CPU, a thread with CUDA graphs on a GPU.
+
+A process per core decodes in one thread, since the threads of a small matrix product mostly wait for each other. The
+processes are forked from one that has loaded the model (`python -m regard.serve.decoding_workers`), so they share its
+weights, and a worker that dies is replaced within milliseconds. That process has a single thread: forking the server itself,
+which has many, would not be safe. Messages are JSON, with their length in front.
+
+A worker takes `DecodeTask`s and returns `DecodeEvent`s. It reports that it was lost by an event queue that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Any, Protocol
+
+from regard.config import DecodeConfig
+from regard.decode.constraints import Hypothesis
+from regard.errors import RegardError
+from regard.serve.batch_runner import BatchRunner, DecodeEvent, DecodeTask
+
+Report = Callable[[list[DecodeEvent]], None]  # called with events, in a thread of the worker
+Lost = Callable[[], None]  # called when the worker has died
+START_SECONDS = 120.0  # within which a model must be loaded
+
+
+class Worker(Protocol):
+    """A place where sequences are decoded together."""
+
+    def send(self, tasks: Sequence[DecodeTask], removed: Sequence[int] = ()) -> None:
+        """Begin to decode tasks, and stop to decode others; a worker that has died takes no notice."""
+
+    def close(self) -> None:
+        """End the worker."""
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+def write_message(stream: socket.socket, value: Any) -> None:
+    """Send a value as JSON, with its length in front."""
+    data = json.dumps(value, separators=(",", ":")).encode()
+    stream.sendall(len(data).to_bytes(4, "little") + data)
+
+
+class MessageReader:
+    """Reads the messages of a socket, waiting for them or not."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream, self.buffer = stream, bytearray()
+
+    def read(self, wait: bool = True) -> list[Any] | None:
+        """Return all messages that have arrived, at least one if `wait`; None when the other side has closed the socket."""
+        while True:
+            found = self._complete()
+            if found or not (wait or self._has_data()):
+                return found
+            try:
+                data = self.stream.recv(1 << 16)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self.buffer += data
+
+    def _has_data(self) -> bool:
+        try:
+            return bool(self.stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) or True
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
+
+    def _complete(self) -> list[Any]:
+        found, start = [], 0
+        while len(self.buffer) - start >= 4:
+            end = start + 4 + int.from_bytes(self.buffer[start : start + 4], "little")
+            if len(self.buffer) < end:
+                break
+            found.append(json.loads(self.buffer[start + 4 : end]))
+            start = end
+        del self.buffer[:start]
+        return found
+
+
+def task_message(task: DecodeTask) -> list[Any]:
+    return [task.number, task.ids, asdict(task.options), task.start, task.seeds, task.limit]
+
+
+def read_task(message: list[Any]) -> DecodeTask:
+    number, ids, options, start, seeds, limit = message
+    options["stop_strings"] = tuple(options["stop_strings"])
+    return DecodeTask(number, tuple(ids), DecodeConfig(**options), tuple(start), tuple(seeds), limit)
+
+
+def event_message(event: DecodeEvent) -> list[Any]:
+    return [event.number, event.tokens, [astuple(h) for h in event.hypotheses], event.done, event.error]
+
+
+def read_event(message: list[Any]) -> DecodeEvent:
+    number, tokens, hypotheses, done, error = message
+    made = tuple(Hypothesis(*h) for h in hypotheses)
+    return DecodeEvent(number, tuple((token, log_prob) for token, log_prob in tokens), made, done, error)
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+class WorkerProcesses:
+    """The process that has loaded a model and forks workers."""
+
+    def __init__(self, path: Path, weights: str) -> None:
+        self.path, self.weights = path, weights
+        self.lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.control: socket.socket | None = None
+
+    def _start(self) -> socket.socket:
+        control, theirs = socket.socketpair()
+        command = [
+            sys.executable,
+            "-m",
+            "regard.serve.decoding_workers",
+            str(theirs.fileno()),
+            str(self.path),
+            self.weights,
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        theirs.close()
+        control.settimeout(START_SECONDS)
+        if control.recv(1) != b"+":
+            raise RegardError(f"the process that loads {self.path.name} for decoding ended: see its error above")
+        self.control = control
+        return control
+
+    def make_worker(self, report: Report, lost: Lost) -> ProcessWorker:
+        """Fork a worker; the process is started where it is not there or has died."""
+        with self.lock:
+            for _ in range(2):
+                control = self.control or self._start()
+                ours, theirs = socket.socketpair()
+                try:
+                    socket.send_fds(control, [b"f"], [theirs.fileno()])
+                    pid = int.from_bytes(control.recv(4), "little")
+                except OSError:
+                    pid = 0
+                theirs.close()
+                if pid:
+                    return ProcessWorker(ours, pid, report, lost)
+                ours.close()
+                self._stop()
+        raise RegardError(f"no process could be started to decode {self.path.name}")
+
+    def _stop(self) -> None:
+        if self.control is not None:
+            self.control.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.control = self.process = None
+
+    def close(self) -> None:
+        """End the process; workers end when their sockets are closed."""
+        with self.lock:
+            self._stop()
+
+
+class ProcessWorker:
+    """The server's end of a worker process."""
+
+    def __init__(self, stream: socket.socket, pid: int, report: Report, lost: Lost) -> None:
+        self.stream, self.pid, self.report, self.lost = stream, pid, report, lost
+        self.lock = threading.Lock()
+        self.thread = threading.Thread(target=self._receive, name=f"worker-{pid}", daemon=True)
+        self.thread.start()
+
+    def send(self, tasks: Sequence[DecodeTask], removed: Sequence[int] = ()) -> None:
+        with self.lock, contextlib.suppress(OSError):  # its death is noticed by `_receive`
+            write_message(self.stream, [[task_message(task) for task in tasks], list(removed)])
+
+    def _receive(self) -> None:
+        reader = MessageReader(self.stream)
+        while (messages := reader.read()) is not None:
+            self.report([read_event(event) for events in messages for event in events])
+        self.lost()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.stream.shutdown(socket.SHUT_RDWR)
+        self.stream.close()
+
+
+def run_worker(stream: socket.socket, model: Any) -> None:
+    """Decode what arrives on a socket until it is closed."""
+    reader, runner = MessageReader(stream), BatchRunner(model)
+    while (messages := reader.read(wait=not runner.size)) is not None:
+        for tasks, removed in messages:
+            for task in tasks:
+                runner.add(read_task(task))
+            if removed:
+                runner.remove(set(removed))
+        events = runner.step() if runner.size else []
+        if events:
+            write_message(stream, [event_message(event) for event in events])
+
+
+def fork_workers(control: socket.socket, path: Path, weights: str) -> None:
+    """Load a model, and fork a worker for each socket that is received."""
+    import torch
+
+    from regard.inference.load import load
+    from regard.layers.mixers.attention import make_batch_invariant
+
+    torch.set_num_threads(1)
+    model: Any = load(path, "cpu", weights).model  # type: ignore[union-attr]
+    make_batch_invariant(model)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have died are not waited for
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server is interrupted too, and ends its workers in order
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()  # a collection would write to, and so copy, every page of the model's objects
+    control.sendall(b"+")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return
+        stream = socket.socket(fileno=descriptors[0])
+        child = os.fork()
+        if child:
+            stream.close()
+            control.sendall(child.to_bytes(4, "little"))
+            continue
+        control.close()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            run_worker(stream, model)
+        os._exit(0)
+
+
+# ---- a thread --------------------------------------------------------------------------------------------------------
+
+
+class ThreadWorker:
+    """A worker in a thread of this process, for a GPU: its steps are CUDA graphs, which run without Python."""
+
+    def __init__(self, model: Any, report: Report, lost: Lost) -> None:
+        self.model, self.report, self.lost = model, report, lost
+        self.inbox: queue.SimpleQueue[tuple[Sequence[DecodeTask], Sequence[int]] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="decoder", daemon=True)
+        self.thread.start()
+
+    def send(self, tasks: Sequence[DecodeTask], removed: Sequence[int] = ()) -> None:
+        self.inbox.put((tasks, removed))
+
+    def _run(self) -> None:
+        runner = BatchRunner(self.model)
+        try:
+            while True:
+                while not runner.size or not self.inbox.empty():
+                    message = self.inbox.get()
+                    if message is None:
+                        return
+                    tasks, removed = message
+                    for task in tasks:
+                        runner.add(task)
+                    if removed:
+                        runner.remove(set(removed))
+                events = runner.step()
+                if events:
+                    self.report(events)
+        finally:
+            self.lost()
+
+    def close(self) -> None:
+        self.inbox.put(None)
+
+
+if __name__ == "__main__":
+    fork_workers(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3])
