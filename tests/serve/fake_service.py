@@ -75,7 +75,7 @@ class Fake:
     def bodies(self, path: str) -> list[dict[str, Any]]:
         return [body for asked, body in self.asked if asked == path]
 
-    # ---- translation ---------------------------------------------------------------------------------------------------
+    # ---- translation ------------------------------------------------------------------------------------------------
 
     async def translate(self, request: Request) -> Response:
         body = await self.read(request)
@@ -107,8 +107,8 @@ class Fake:
                     text=written,
                     confidence=0.2 if "?" in written else 0.8,
                     notes=["repeats itself"] if "again again" in sentence[0] else [],
-                    source={"begin": sentence.start(), "end": sentence.end()},
-                    target={"begin": begin, "end": len(whole)},
+                    source=span(text, sentence.start(), sentence.end()),
+                    target=span(whole, begin, len(whole)),
                     alignment=alignment,
                 )
             whole += text[found[-1].end() :] if found else text
@@ -129,7 +129,7 @@ class Fake:
         ]
         return JSONResponse({"alternatives": found})
 
-    # ---- looking ---------------------------------------------------------------------------------------------------------
+    # ---- looking ----------------------------------------------------------------------------------------------------
 
     async def look(self, request: Request) -> Response:
         body = await self.read(request)
@@ -168,32 +168,31 @@ class Fake:
         sample.document.views = views
         return {"document": sample.document.tree, "blobs": sample.document.base64()}
 
-    # ---- other models ------------------------------------------------------------------------------------------------------
+    # ---- other models -----------------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> Response:
-        body = await self.read(request)
+        await self.read(request)
 
         async def stream() -> AsyncIterator[str]:
-            start = body.get("prompt") or body.get("prefix") or "Once"
             for i in range(6):
                 await asyncio.sleep(self.pause)
                 top = [{"text": f" {name}{i}", "probability": p} for name, p in (("word", 0.7), ("other", 0.2))]
                 yield event("token", text=f" word{i}", probability=0.7 - 0.1 * i, top=top)
-            yield event("end", text=start, reason="length")
+            yield event("end", text="", reason="length")
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
     async def classify(self, request: Request) -> Response:
         await self.read(request)
         labels = [("calm", 0.2), ("cheerful", 0.7), ("sad", 0.1)]
-        return JSONResponse({"labels": [{"label": name, "probability": p} for name, p in labels]})
+        return JSONResponse({"label": "cheerful", "classes": [{"label": name, "probability": p} for name, p in labels]})
 
     async def neighbours(self, request: Request) -> Response:
         body = await self.read(request)
         found = [{"word": f"{body['word']}{ending}", "similarity": s} for ending, s in (("s", 0.9), ("ing", 0.7))]
         return JSONResponse({"neighbours": found})
 
-    # ---- files ---------------------------------------------------------------------------------------------------------------
+    # ---- files ------------------------------------------------------------------------------------------------------
 
     async def translate_file(self, request: Request) -> Response:
         form = await request.form()
@@ -208,10 +207,10 @@ class Fake:
     async def download_file(self, request: Request) -> Response:
         return PlainTextResponse(self.file)
 
-    # ---- application -----------------------------------------------------------------------------------------------------------
+    # ---- application ------------------------------------------------------------------------------------------------
 
     async def served_models(self, request: Request) -> Response:
-        limits = {"text_characters": self.limit}
+        limits = {"max_characters": self.limit}
         return JSONResponse(
             {"models": self.models, "default": self.models[0]["name"], "limits": limits, "version": "0"}
         )
@@ -276,6 +275,15 @@ def word_by_word(text: str, formality: str | None = None) -> tuple[str, list[tup
         written += other
         end = word.end()
     return written + text[end:] + (f" ({formality})" if formality else ""), links
+
+
+def units(text: str, *places: int) -> list[int]:
+    """Return places in a text in UTF-16 code units."""
+    return [len(text[:place].encode("utf-16-le")) // 2 for place in places]
+
+
+def span(text: str, *places: int) -> dict[str, int]:
+    return dict(zip(("begin", "end"), units(text, *places), strict=True))
 
 
 def event(name: str, **data: Any) -> str:

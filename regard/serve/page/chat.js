@@ -11,7 +11,7 @@ export class ChatTab {
     this.model = select("Model", models.map((one) => [one.name, one.name]), models[0].name, () => {});
     const modelField = field("Model", this.model);
     modelField.hidden = models.length < 2;
-    this.settings = samplingSettings(200);
+    this.settings = samplingSettings(200, app.limits.tokens);
     this.list = element("ol", { class: "messages", "aria-label": "Conversation" });
     this.empty = element("p", { class: "empty faint" }, "Ask something. Answers show how likely each token was; click one for others.");
     this.input = element("textarea", { rows: "2", class: "boxed", dir: "auto", "aria-label": "Message", placeholder: "Message" });

@@ -1,4 +1,4 @@
-/** The Classify tab: the probability of each label of a text, while typing. */
+/** The Classify tab: the probability of each label of a text, while typing, or of an image. */
 
 import { announce, bar, debounced, element, field, percent, select } from "./dom.js";
 import { Notice } from "./notice.js";
@@ -6,23 +6,50 @@ import { post } from "./service.js";
 
 export class ClassifyTab {
   constructor(app, models) {
+    this.models = models;
     this.notice = new Notice();
     this.later = debounced(() => this.classify(), 300);
-    this.model = select("Model", models.map((one) => [one.name, one.name]), models[0].name, () => this.classify());
+    this.model = select("Model", models.map((one) => [one.name, one.name]), models[0].name, () => this.choose());
     const modelField = field("Model", this.model);
     modelField.hidden = models.length < 2;
     this.text = element("textarea", {
       rows: "5", class: "boxed", dir: "auto", "aria-label": "Text to classify", placeholder: "Type or paste a text",
       oninput: () => this.later(),
     });
+    this.image = element("input", { type: "file", accept: "image/*", "aria-label": "Image to classify", onchange: () => this.readImage() });
+    this.picture = element("img", { class: "picture", alt: "The image that is classified", hidden: true });
     this.list = element("ol", { class: "bars", "aria-label": "Labels" });
-    this.node = element("div", { class: "classify" }, this.notice.node, modelField, this.text, this.list);
+    this.node = element("div", { class: "classify" }, this.notice.node, modelField, this.text, this.image, this.picture, this.list);
+    this.choose();
+  }
+
+  get readsImages() {
+    return this.models.find((one) => one.name === this.model.value).task === "images";
+  }
+
+  choose() {
+    this.text.hidden = this.readsImages;
+    this.image.hidden = !this.readsImages;
+    this.picture.hidden = !this.readsImages || !this.picture.src;
+    this.classify();
+  }
+
+  readImage() {
+    const [file] = this.image.files;
+    if (!file) return;
+    const reader = new FileReader();
+    reader.addEventListener("load", () => {
+      this.picture.src = reader.result;
+      this.picture.hidden = false;
+      this.classify();
+    });
+    reader.readAsDataURL(file);
   }
 
   async classify() {
     this.later.cancel();
     this.running?.abort();
-    const text = this.text.value;
+    const text = this.readsImages ? this.picture.src : this.text.value;
     if (!text.trim()) {
       this.list.replaceChildren();
       return;
@@ -30,18 +57,25 @@ export class ClassifyTab {
     const running = new AbortController();
     this.running = running;
     try {
-      const { labels } = await post("/regard/classify", { text, model: this.model.value }, running.signal);
+      this.draw(await post("/regard/classify", { text, model: this.model.value }, running.signal));
       this.notice.clear();
-      const best = [...labels].sort((a, b) => b.probability - a.probability);
-      this.list.replaceChildren(...best.map(({ label, probability }, i) => element("li", { class: i ? "" : "best" },
-        element("bdi", { dir: "auto" }, String(label)), bar(probability, percent(probability)))));
-      announce(`${best[0].label}, ${percent(best[0].probability)}`);
     } catch (error) {
       if (error.name !== "AbortError") this.notice.show(error, () => this.classify());
     }
   }
 
+  /** Draw the labels of the text, the label of each word, or a number, whichever the model predicts. */
+  draw({ classes = [], value = null, tags = [] }) {
+    const best = [...classes].sort((a, b) => b.probability - a.probability);
+    const row = ({ label, probability }, i) => element("li", { class: i ? "" : "best" },
+      element("bdi", { dir: "auto" }, String(label)), bar(probability, percent(probability)));
+    const tag = ([word, label]) => element("li", {}, element("bdi", { dir: "auto" }, String(word)), element("span", {}, String(label)));
+    const number = value !== null && element("li", { class: "best" }, element("bdi", {}, "Value"), element("span", {}, String(value)));
+    this.list.replaceChildren(...[...best.map(row), number, ...tags.map(tag)].filter(Boolean));
+    if (best.length) announce(`${best[0].label}, ${percent(best[0].probability)}`);
+  }
+
   focus() {
-    this.text.focus();
+    (this.readsImages ? this.image : this.text).focus();
   }
 }

@@ -50,7 +50,8 @@ export class LookTab {
     this.outputs = element("div", { class: "outputs" });
     this.picked = element("div", { class: "picked", role: "region", "aria-label": "Chosen cell", hidden: true });
     this.frame = element("iframe", { class: "look-frame", title: "Attention, activations and predictions of the model" });
-    this.hint = element("p", { class: "empty faint" }, "Translate something first, or write a sentence above.");
+    const first = this.models.some((one) => one.task === "translation") ? "Translate something first, or write" : "Write";
+    this.hint = element("p", { class: "empty faint" }, `${first} a sentence above.`);
     this.workbench = element("div", { class: "workbench", hidden: true }, this.outputs, this.panel(), this.frame, this.picked);
     this.node = element("div", { class: "look" }, form, this.notice.node, this.hint, this.workbench);
     addEventListener("message", (event) => this.receive(event));
@@ -181,6 +182,7 @@ export class LookTab {
         this.before === after ? "The output is the same." : "Words that differ are marked.", ` ${seconds.toFixed(2)} s`)),
     ];
     this.outputs.replaceChildren(...boxes.filter(Boolean));
+    this.outputs.hidden = !this.before && !after; // a model that writes nothing
   }
 
   // ---- changes ---------------------------------------------------------------------------------------------------------

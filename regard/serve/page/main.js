@@ -10,18 +10,17 @@ import { TranslateTab } from "./translate.js";
 import { VectorsTab } from "./vectors.js";
 import { WriteTab } from "./write.js";
 
-const VECTORS = ["embedding", "vectors", "word-vectors", "word_vectors"];
 const TABS = { // name, the models that it is for, its class
   translate: ["Translate", (model) => model.task === "translation", TranslateTab],
-  look: ["Look", (model) => ["translation", "generation"].includes(model.task), LookTab],
+  look: ["Look", (model) => ["translation", "generation", "classification", "embedding"].includes(model.task), LookTab],
   write: ["Write", (model) => model.task === "generation", WriteTab],
   chat: ["Chat", (model) => model.task === "generation" && model.chat, ChatTab],
-  classify: ["Classify", (model) => model.task === "classification", ClassifyTab],
-  vectors: ["Vectors", (model) => VECTORS.includes(model.task), VectorsTab],
+  classify: ["Classify", (model) => ["classification", "images"].includes(model.task), ClassifyTab],
+  vectors: ["Vectors", (model) => ["vectors", "embedding"].includes(model.task), VectorsTab],
 };
 
 const app = {
-  limits: {}, // {characters}
+  limits: {}, // {characters, tokens}
   fileFormats: [],
   translated: null, // what was translated last, for the Look tab
   tabs: {},
@@ -48,7 +47,7 @@ async function start() {
 function build(served, settings) {
   const { models = [], limits = {}, version = "" } = served;
   const ordered = [...models].sort((a, b) => (b.name === served.default) - (a.name === served.default));
-  app.limits = { characters: limits.characters ?? limits.text_characters ?? limits.text ?? settings.charLimit ?? 0 };
+  app.limits = { characters: limits.max_characters ?? settings.charLimit ?? 0, tokens: limits.max_new_tokens ?? 4096 };
   app.fileFormats = settings.supportedFilesFormat ?? [];
   app.tabs = {};
   for (const [name, [, isFor, Tab]] of Object.entries(TABS)) {

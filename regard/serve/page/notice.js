@@ -76,6 +76,6 @@ export class Notice {
 }
 
 function limits({ limit, value, message }) {
-  if (limit === undefined || message.includes(String(limit))) return "";
+  if (limit === undefined || [String(limit), limit.toLocaleString("en")].some((said) => message.includes(said))) return "";
   return `Limit ${limit.toLocaleString("en")}${value === undefined ? "" : `, this is ${value.toLocaleString("en")}`}.`;
 }

@@ -34,13 +34,19 @@ export class TokenText {
   }
 
   add({ text, probability, top = [] }) {
+    if (!text) return; // a part of a character, whose text comes with the next token
     const node = element("span", { class: "token", title: typeof probability === "number" ? percent(probability) : null }, visibleNodes(text));
     if (typeof probability === "number") node.style.setProperty("--doubt", `${Math.round(55 * (1 - probability))}%`);
-    const token = { node, text, probability, top };
+    const token = { node, text, probability, top: top.map((one) => ({ ...one, text: plain(one.text) })) };
     this.tokens.push(token);
     this.tokenOf.set(node, token);
     this.node.append(node);
     if (this.tokens.length === 1) makeReachable([], token);
+  }
+
+  /** End the text before a token. */
+  cut(token) {
+    for (const one of this.tokens.splice(this.tokens.indexOf(token))) one.node.remove();
   }
 
   showCandidates(token) {
@@ -53,7 +59,7 @@ export class TokenText {
     const before = this.given + this.tokens.slice(0, this.tokens.indexOf(token)).map((one) => one.text).join("");
     menu.fill(token.top.map((candidate) => ({
       current: candidate.text === token.text,
-      choose: () => this.choose(before, candidate),
+      choose: () => (isSpecial(candidate.text) ? this.cut(token) : this.choose(before, candidate)),
       nodes: [
         element("bdi", { class: "next", dir: "auto" }, shown(candidate.text)),
         element("span", { class: "probability" }, percent(candidate.probability)),
@@ -62,8 +68,14 @@ export class TokenText {
   }
 }
 
+/** Return the text of a candidate, which may be a subword piece with a mark for its space. */
+const plain = (piece) => piece.replaceAll("▁", " ");
+
+/** Return whether a candidate is the end of the text or another special token, such as <eos>. */
+const isSpecial = (text) => !text || /^<[^<>\s]+>$/.test(text);
+
 /** Write the white space of a token, which would not be seen. */
-const shown = (text) => text.replace(/^ /, "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅ (end)";
+const shown = (text) => text.replace(/^ /, "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "(end)";
 
 /** Ask for a continuation and add its tokens as they come; return how it ended. */
 export async function receiveTokens(asked, target, signal) {
@@ -71,19 +83,21 @@ export async function receiveTokens(asked, target, signal) {
   for await (const { event, data } of events("/regard/generate", { top: 5, ...asked }, signal)) {
     if (signal.aborted) return null;
     if (event === "token") target.add(data);
-    if (event === "end") ended = data;
+    if (event !== "end") continue;
+    target.add(data);
+    ended = data;
   }
   return ended;
 }
 
 /** Settings of sampling: {node, values()}. */
-export function samplingSettings(length) {
+export function samplingSettings(length, most) {
   const number = (label, value, more) => {
     const input = element("input", { type: "number", value, ...more });
     return [input, element("label", { class: "field" }, element("span", {}, label), input)];
   };
   const [temperature, first] = number("Temperature", "0.7", { min: "0", max: "2", step: "0.1" });
-  const [tokens, second] = number("Most tokens", String(length), { min: "1", max: "4096", step: "1" });
+  const [tokens, second] = number("Most tokens", String(length), { min: "1", max: String(most), step: "1" });
   const values = () => ({ temperature: Math.max(0, Number(temperature.value) || 0), max_tokens: Math.max(1, Math.round(Number(tokens.value)) || length) });
   return { node: element("div", { class: "row" }, first, second), values };
 }

@@ -161,7 +161,7 @@ export class TranslateTab {
 
   /** Write what was detected into the option for it, so that it stands where the language is chosen. */
   showDetected(begun) {
-    const found = begun?.detected?.language ?? begun?.source;
+    const found = begun?.source || begun?.detected?.language;
     const sure = begun?.detected?.certain !== false;
     this.source.options[0].textContent = found ? `${this.name(found)}${sure ? "" : "?"} (detected)` : "Detect language";
     this.source.title = found && !sure ? `Probably ${this.name(found)}; choose the language if it is another` : "";
@@ -477,7 +477,7 @@ export class TranslateTab {
       current: next.trim() === word.text,
       choose: () => this.replaceRest(word, alternative, prefix),
       nodes: [
-        element("bdi", { class: "next", dir: "auto" }, next.trim()),
+        element("bdi", { class: "next", dir: "auto" }, next.trim() || "(end of the sentence)"),
         element("span", { class: "probability" }, percent(probability)),
         element("bdi", { class: "after", dir: "auto" }, rest.trim()),
       ],

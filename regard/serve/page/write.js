@@ -16,7 +16,7 @@ export class WriteTab {
     this.prompt.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.write(this.prompt.value);
     });
-    this.settings = samplingSettings(100);
+    this.settings = samplingSettings(100, app.limits.tokens);
     this.go = button("Continue the text", () => this.write(this.prompt.value), { class: "strong" });
     this.stop = button([icon("stop"), "Stop"], () => this.running?.abort(), { hidden: true });
     this.take = button("Edit as the beginning", () => this.edit(), { class: "small", hidden: true });
