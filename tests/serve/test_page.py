@@ -224,7 +224,7 @@ def test_uncertain_sentences_and_notes_are_shown_quietly(open_page: Open) -> Non
     translated(page, "The cat sat? The dog barked again again.", "Die Katze saß? Die Hund bellte AGAIN AGAIN.")
     wait_until(page, lambda: page.locator(".notes li").count() == 2)
     assert page.inner_text("#translation .unsure") == "Die Katze saß?"
-    assert "repeats itself" in page.inner_text(".notes")
+    assert "Repeats itself" in page.inner_text(".notes")
 
 
 def test_the_translation_is_copied_as_it_is(open_page: Open) -> None:
@@ -590,3 +590,25 @@ def test_every_control_has_a_name_for_screen_readers(open_page: Open) -> None:
                || one.textContent.trim() && one.tagName === 'BUTTON' || one.labels?.length)).map(one => one.outerHTML)""",
         )
         assert unnamed == [], tab
+
+
+# ---- files of the page -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(PAGE.iterdir()), ids=lambda path: path.name)
+def test_no_file_reads_data_as_markup_or_names_another_server(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for dangerous in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "srcdoc",
+    ):
+        assert dangerous not in text
+    addresses = set(re.findall(r"\w+://[^\"'\s)]+", text)) - {"http://www.w3.org/2000/svg"}
+    assert addresses == set()
+    if path.suffix == ".html":
+        assert not re.search(r"\s(style|on\w+)=|<style|<script(?![^>]*\ssrc=)", text)

@@ -1,6 +1,6 @@
 /** The Chat tab: a conversation, streamed. It is kept in this tab alone and forgotten when the tab is closed. */
 
-import { announce, button, element, field, icon, select, visibleNodes } from "./dom.js";
+import { announce, button, element, icon, modelChoice, visibleNodes } from "./dom.js";
 import { Notice } from "./notice.js";
 import { TokenText, receiveTokens, samplingSettings } from "./tokens.js";
 
@@ -8,13 +8,15 @@ export class ChatTab {
   constructor(app, models) {
     this.messages = []; // {role, content} with, for answers, the text that is shown
     this.notice = new Notice();
-    this.model = select("Model", models.map((one) => [one.name, one.name]), models[0].name, () => {});
-    const modelField = field("Model", this.model);
-    modelField.hidden = models.length < 2;
+    const model = modelChoice(models);
+    this.model = model.box;
     this.settings = samplingSettings(200, app.limits.tokens);
     this.list = element("ol", { class: "messages", "aria-label": "Conversation" });
-    this.empty = element("p", { class: "empty faint" }, "Ask something. Answers show how likely each token was; click one for others.");
-    this.input = element("textarea", { rows: "2", class: "boxed", dir: "auto", "aria-label": "Message", placeholder: "Message" });
+    this.empty = element("p", { class: "empty faint" },
+      "Ask something. Answers show how likely each token was; click one for others.");
+    this.input = element("textarea", {
+      rows: "2", class: "boxed", dir: "auto", "aria-label": "Message", placeholder: "Message",
+    });
     this.input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
@@ -23,8 +25,9 @@ export class ChatTab {
     this.stop = button([icon("stop"), "Stop"], () => this.running?.abort(), { hidden: true });
     const send = button("Send", () => this.say(), { class: "strong" });
     const fresh = button("New conversation", () => this.reset());
+    const tools = element("div", { class: "row spread" }, model.node, this.settings.node, fresh, this.stop, send);
     this.node = element("div", { class: "chat" }, this.notice.node, this.empty, this.list,
-      element("div", { class: "composer" }, this.input, element("div", { class: "row spread" }, modelField, this.settings.node, fresh, this.stop, send)));
+      element("div", { class: "composer" }, this.input, tools));
   }
 
   say() {
@@ -35,7 +38,8 @@ export class ChatTab {
     this.messages.push({ role: "user", content });
     this.list.append(element("li", { class: "message user" }, element("p", { dir: "auto" }, visibleNodes(content))));
     const place = this.messages.length;
-    const answer = { role: "assistant", shown: new TokenText((before, candidate) => this.answerAgain(place, before + candidate.text)) };
+    const shown = new TokenText((before, candidate) => this.answerAgain(place, before + candidate.text));
+    const answer = { role: "assistant", shown };
     answer.row = element("li", { class: "message assistant" }, answer.shown.node);
     this.messages.push(answer);
     this.list.append(answer.row);
@@ -57,9 +61,11 @@ export class ChatTab {
     this.stop.hidden = false;
     const { shown } = this.messages[place];
     shown.begin(prefix, false);
-    const messages = this.messages.slice(0, place).map((one) => ({ role: one.role, content: one.content ?? one.shown.text }));
+    const earlier = this.messages.slice(0, place);
+    const messages = earlier.map((one) => ({ role: one.role, content: one.content ?? one.shown.text }));
+    const asked = { messages, prefix: prefix || undefined, model: this.model.value, ...this.settings.values() };
     try {
-      await receiveTokens({ messages, prefix: prefix || undefined, model: this.model.value, ...this.settings.values() }, shown, running.signal);
+      await receiveTokens(asked, shown, running.signal);
       this.notice.clear();
       announce(shown.text);
     } catch (error) {

@@ -1,6 +1,6 @@
 /** The Classify tab: the probability of each label of a text, while typing, or of an image. */
 
-import { announce, bar, debounced, element, field, percent, select } from "./dom.js";
+import { announce, bar, debounced, element, modelChoice, percent } from "./dom.js";
 import { Notice } from "./notice.js";
 import { post } from "./service.js";
 
@@ -9,17 +9,19 @@ export class ClassifyTab {
     this.models = models;
     this.notice = new Notice();
     this.later = debounced(() => this.classify(), 300);
-    this.model = select("Model", models.map((one) => [one.name, one.name]), models[0].name, () => this.choose());
-    const modelField = field("Model", this.model);
-    modelField.hidden = models.length < 2;
+    const model = modelChoice(models, () => this.choose());
+    this.model = model.box;
     this.text = element("textarea", {
       rows: "5", class: "boxed", dir: "auto", "aria-label": "Text to classify", placeholder: "Type or paste a text",
       oninput: () => this.later(),
     });
-    this.image = element("input", { type: "file", accept: "image/*", "aria-label": "Image to classify", onchange: () => this.readImage() });
+    this.image = element("input", {
+      type: "file", accept: "image/*", "aria-label": "Image to classify", onchange: () => this.readImage(),
+    });
     this.picture = element("img", { class: "picture", alt: "The image that is classified", hidden: true });
     this.list = element("ol", { class: "bars", "aria-label": "Labels" });
-    this.node = element("div", { class: "classify" }, this.notice.node, modelField, this.text, this.image, this.picture, this.list);
+    this.node = element("div", { class: "classify" }, this.notice.node, model.node, this.text, this.image, this.picture,
+      this.list);
     this.choose();
   }
 
@@ -67,11 +69,11 @@ export class ClassifyTab {
   /** Draw the labels of the text, the label of each word, or a number, whichever the model predicts. */
   draw({ classes = [], value = null, tags = [] }) {
     const best = [...classes].sort((a, b) => b.probability - a.probability);
-    const row = ({ label, probability }, i) => element("li", { class: i ? "" : "best" },
-      element("bdi", { dir: "auto" }, String(label)), bar(probability, percent(probability)));
-    const tag = ([word, label]) => element("li", {}, element("bdi", { dir: "auto" }, String(word)), element("span", {}, String(label)));
-    const number = value !== null && element("li", { class: "best" }, element("bdi", {}, "Value"), element("span", {}, String(value)));
-    this.list.replaceChildren(...[...best.map(row), number, ...tags.map(tag)].filter(Boolean));
+    const row = (name, shown, more = {}) => element("li", more, element("bdi", { dir: "auto" }, String(name)), shown);
+    const labels = best.map(({ label, probability: p }, i) => row(label, bar(p, percent(p)), { class: i ? "" : "best" }));
+    const numbers = value === null ? [] : [row("Value", element("span", {}, String(value)), { class: "best" })];
+    const words = tags.map(([word, label]) => row(word, element("span", {}, String(label))));
+    this.list.replaceChildren(...labels, ...numbers, ...words);
     if (best.length) announce(`${best[0].label}, ${percent(best[0].probability)}`);
   }
 

@@ -31,7 +31,8 @@ const ICONS = {
   stop: "M7 7h10v10H7z",
   look: "M3 12s3.5-6 9-6 9 6 9 6-3.5 6-9 6-9-6-9-6zM12 9.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5",
   dark: "M20 14a8 8 0 1 1-10-10 7 7 0 0 0 10 10",
-  light: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8M12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6 19 19M5 19l1.4-1.4M17.6 6.4 19 5",
+  light:
+    "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8M12 2v2M12 20v2M2 12h2M20 12h2M5 5l1.4 1.4M17.6 17.6 19 19M5 19l1.4-1.4M17.6 6.4 19 5",
 };
 
 /** A drawing of 24 by 24 units that screen readers skip. */
@@ -63,6 +64,14 @@ export function fillSelect(box, options, value) {
   box.value = options.some(([name]) => name === value) ? value : options[0]?.[0];
 }
 
+/** A choice of a model: {box, node}; the node is hidden where there is only one model. */
+export function modelChoice(models, onchange = () => {}) {
+  const box = select("Model", models.map((one) => [one.name, one.name]), models[0].name, onchange);
+  const node = field("Model", box);
+  node.hidden = models.length < 2;
+  return { box, node };
+}
+
 /** A label above or beside a control. */
 export const field = (label, control) => element("label", { class: "field" }, element("span", {}, label), control);
 
@@ -72,6 +81,11 @@ export function bar(share, label) {
   inner.style.width = `${(100 * Math.min(1, Math.max(0, share))).toFixed(2)}%`;
   return element("span", { class: "bar" }, inner, element("span", { class: "bar-label" }, label));
 }
+
+export const capitalized = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
+
+/** Return a message without the options of the command line that it names, which a reader of the page does not have. */
+export const withoutOptions = (text) => capitalized(text.replace(/ \(--[^()]*\)/g, ""));
 
 export function percent(p) {
   if (p >= 0.995) return "100 %";
@@ -112,7 +126,7 @@ export const withoutDirectionControls = (text) => text.replace(DIRECTION, "");
 
 export const codePoint = (char) => `U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 
-/** Return a text as nodes in which characters that cannot be seen, or that turn the text around, are written as code points. */
+/** Return a text as nodes; characters that cannot be seen, or that turn the text around, are written as code points. */
 export function visibleNodes(text) {
   const hidden = /([\p{Cc}\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\u2028\u2029])/u;
   return text.split(hidden).filter(Boolean).map((part) => {

@@ -47,7 +47,8 @@ export class Files {
     const running = new AbortController();
     const said = element("span", { class: "faint" }, "translating …");
     const end = element("span", { class: "file-end" }, iconButton("stop", "Stop", () => running.abort()));
-    const row = element("li", { "data-state": "running" }, icon("file"), element("bdi", { dir: "auto" }, file.name), said, end);
+    const name = element("bdi", { dir: "auto" }, file.name);
+    const row = element("li", { "data-state": "running" }, icon("file"), name, said, end);
     this.list.append(row);
     const settle = (state, text, ...more) => {
       row.dataset.state = state;
@@ -58,7 +59,8 @@ export class Files {
     const again = () => button("Try again", () => { row.remove(); this.translate(file); }, { class: "small" });
     try {
       const { source, target } = this.direction();
-      const { translatedFileUrl: url } = await postForm("/translate_file", { file, source: source || "auto", target }, running.signal);
+      const fields = { file, source: source || "auto", target };
+      const { translatedFileUrl: url } = await postForm("/translate_file", fields, running.signal);
       const save = button("Download", () => this.save(url, file.name, target, said), { class: "strong small" });
       settle("done", "", save);
     } catch (error) {

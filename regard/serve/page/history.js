@@ -10,7 +10,8 @@ const LONGEST = 20_000; // characters of a text that is kept
 function read() {
   try {
     const found = JSON.parse(stored("localStorage", ENTRIES) ?? "[]");
-    return Array.isArray(found) ? found.filter((one) => typeof one?.text === "string" && typeof one.translation === "string") : [];
+    const isEntry = (one) => typeof one?.text === "string" && typeof one.translation === "string";
+    return Array.isArray(found) ? found.filter(isEntry) : [];
   } catch {
     return [];
   }
@@ -28,8 +29,8 @@ export class History {
     this.keep.checked = stored("localStorage", OFF) === null;
     this.clearButton = button("Clear history", () => this.clear(), { class: "small" });
     this.node = element("details", { class: "history" }, element("summary", {}, "History ", this.count),
-      element("p", { class: "history-tools" }, element("label", {}, this.keep, " Keep history in this browser; nothing is sent."),
-        this.clearButton), this.list);
+      element("p", { class: "history-tools" },
+        element("label", {}, this.keep, " Keep history in this browser; nothing is sent."), this.clearButton), this.list);
     this.draw();
   }
 

@@ -5,14 +5,16 @@
  * the model for one request: heads, links, positions and the beam. The translation without changes stays beside the new one.
  */
 
-import { announce, button, element, field, fillSelect, iconButton, select } from "./dom.js";
+import { announce, button, capitalized, element, field, fillSelect, iconButton, modelChoice, select } from "./dom.js";
 import { Notice } from "./notice.js";
 import { post } from "./service.js";
 
 const ALL_CROSS = "*cross";
-const SCHEMES = [["", "as trained"], ["none", "none"], ["sinusoidal", "sinusoidal"], ["rope", "rotary (RoPE)"], ["yarn", "YaRN"], ["alibi", "ALiBi"]];
+const SCHEMES = [
+  ["", "as trained"], ["none", "none"], ["sinusoidal", "sinusoidal"], ["rope", "rotary (RoPE)"], ["yarn", "YaRN"],
+  ["alibi", "ALiBi"],
+];
 const BEAMS = [1, 2, 3, 4, 5, 6, 8];
-const KINDS = { zero: "zero", uniform: "uniform", forbid: "forbid", force: "force", positions: "positions" };
 
 export class LookTab {
   constructor(app, models) {
@@ -30,29 +32,30 @@ export class LookTab {
   // ---- parts -----------------------------------------------------------------------------------------------------------
 
   build() {
-    this.text = element("textarea", { id: "look-text", rows: "1", dir: "auto", spellcheck: "false", "aria-label": "Text to look into" });
+    this.text = element("textarea", {
+      id: "look-text", rows: "1", dir: "auto", spellcheck: "false", "aria-label": "Text to look into",
+    });
     this.text.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey) return;
       event.preventDefault();
       this.look();
     });
-    this.model = select("Model", this.models.map((one) => [one.name, one.name]), this.models[0].name, () => this.fillTargets());
-    this.modelField = field("Model", this.model);
-    this.modelField.hidden = this.models.length < 2;
+    const model = modelChoice(this.models, () => this.fillTargets());
+    this.model = model.box;
     this.to = select("Target language", [], "", () => this.look());
     this.toField = field("Into", this.to);
     this.sentence = select("Sentence", [], "", (i) => this.chooseSentence(Number(i)));
-    this.sentenceField = field("Sentence of the translation", this.sentence);
+    this.sentenceField = field("Sentence", this.sentence);
     this.fillTargets();
     const form = element("form", { class: "look-form", onsubmit: (event) => { event.preventDefault(); this.look(); } },
-      this.text, element("div", { class: "row" }, this.sentenceField, this.modelField, this.toField,
+      this.text, element("div", { class: "row" }, this.sentenceField, model.node, this.toField,
         element("button", { type: "submit", class: "strong" }, "Look")));
     this.outputs = element("div", { class: "outputs" });
     this.picked = element("div", { class: "picked", role: "region", "aria-label": "Chosen cell", hidden: true });
     this.frame = element("iframe", { class: "look-frame", title: "Attention, activations and predictions of the model" });
     const first = this.models.some((one) => one.task === "translation") ? "Translate something first, or write" : "Write";
     this.hint = element("p", { class: "empty faint" }, `${first} a sentence above.`);
-    this.workbench = element("div", { class: "workbench", hidden: true }, this.outputs, this.panel(), this.frame, this.picked);
+    this.workbench = element("div", { hidden: true }, this.outputs, this.panel(), this.frame, this.picked);
     this.node = element("div", { class: "look" }, form, this.notice.node, this.hint, this.workbench);
     addEventListener("message", (event) => this.receive(event));
     addEventListener("theme-changed", () => this.sendTheme());
@@ -67,12 +70,14 @@ export class LookTab {
     this.beam = select("Beam", [], "", () => this.look(false));
     this.positions = select("Position scheme", SCHEMES, "", (name) => this.setPositions(name));
     this.chips = element("ul", { class: "chips", "aria-label": "Changes" });
-    const group = (title, ...parts) => element("fieldset", {}, element("legend", {}, title), element("div", { class: "row" }, parts));
+    const group = (title, ...parts) => element("fieldset", {}, element("legend", {}, title),
+      element("div", { class: "row" }, parts));
+    const arrow = element("span", { class: "arrow", "aria-hidden": "true" }, "→");
     return element("div", { class: "panel" },
       group("Head", field("Layer", this.layer), field("Head", this.head),
         button("Switch off", () => this.changeHead("zero")), button("Make uniform", () => this.changeHead("uniform"))),
-      group("Link", field("Word", this.query), element("span", { class: "arrow", "aria-hidden": "true" }, "→"), field("attends to", this.key),
-        field("Where", this.where), button("Forbid", () => this.changeLink("forbid")), button("Force", () => this.changeLink("force"))),
+      group("Link", field("Word", this.query), arrow, field("attends to", this.key), field("Where", this.where),
+        button("Forbid", () => this.changeLink("forbid")), button("Force", () => this.changeLink("force"))),
       group("Decoding", field("Beam", this.beam), field("Position scheme", this.positions)),
       this.chips);
   }
@@ -81,8 +86,8 @@ export class LookTab {
     const model = this.models.find((one) => one.name === this.model.value);
     const targets = new Set((model.directions ?? []).map((one) => one.split(">")[1]));
     this.toField.hidden = !targets.size;
-    const known = (model.languages ?? []).filter((one) => targets.has(one.code)).map((one) => [one.code, one.name]);
-    fillSelect(this.to, [["", "Automatic"], ...known], this.to.value);
+    const known = (model.languages ?? []).filter((one) => targets.has(one.code));
+    fillSelect(this.to, [["", "Automatic"], ...known.map((one) => [one.code, capitalized(one.name)])], this.to.value);
   }
 
   // ---- what is looked at -----------------------------------------------------------------------------------------------
@@ -94,7 +99,8 @@ export class LookTab {
     if (!translated || translated === this.seen) return;
     this.seen = translated;
     const shorten = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
-    fillSelect(this.sentence, translated.sentences.map((one, i) => [String(i), `${i + 1}. ${shorten(one.text.trim())}`]), "0");
+    const numbered = translated.sentences.map((one, i) => [String(i), `${i + 1}. ${shorten(one.text.trim())}`]);
+    fillSelect(this.sentence, numbered, "0");
     this.model.value = translated.model;
     this.fillTargets();
     this.to.value = translated.target ?? "";
@@ -210,7 +216,7 @@ export class LookTab {
   }
 
   drawChips() {
-    const chip = (change) => element("li", { class: "chip" }, element("bdi", {}, `${KINDS[change.kind]} ${change.said}`),
+    const chip = (change) => element("li", { class: "chip" }, element("bdi", {}, `${change.kind} ${change.said}`),
       iconButton("close", `Undo: ${change.kind} ${change.said}`, () => this.remove(change)));
     const some = this.changes.length > 0;
     this.chips.replaceChildren(...this.changes.map(chip),
@@ -271,14 +277,17 @@ export class LookTab {
 
   fillBeams() {
     const model = this.models.find((one) => one.name === this.asked.model);
-    fillSelect(this.beam, [["", `as usual${model?.beam ? ` (${model.beam})` : ""}`], ...BEAMS.map((n) => [String(n), String(n)])], "");
+    const usual = ["", `as usual${model?.beam ? ` (${model.beam})` : ""}`];
+    fillSelect(this.beam, [usual, ...BEAMS.map((n) => [String(n), String(n)])], "");
   }
 
   /** Offer the words that a link can join: those of the output and of the input, or those of the chosen layer's axes. */
   fillWords() {
     if (!this.view) return;
-    const everywhere = this.view.attention.find((one) => (this.hasCross() ? one.kind === "cross" : true));
-    const attention = this.where.value === "head" ? this.view.attention.find((one) => one.name === this.layer.value) : everywhere;
+    const isMeant = this.where.value === "head"
+      ? (one) => one.name === this.layer.value
+      : (one) => one.kind === "cross" || !this.hasCross();
+    const attention = this.view.attention.find(isMeant);
     if (!attention) return;
     const across = ["cross", "alignment"].includes(attention.kind);
     this.queries = wordsOf(this.view.strips[attention.queries], across ? -1 : 0);
@@ -332,32 +341,39 @@ export class LookTab {
   /** Show what came of a change by a cell where the cell was clicked: the outputs may be above the window. */
   showResult() {
     const last = this.changes.at(-1);
+    const undo = () => { this.hidePicked(); this.remove(last); };
     this.picked.replaceChildren(
       element("p", { class: "written", dir: "auto" }, this.changedLine),
-      element("div", { class: "row" }, button("Undo", () => { this.hidePicked(); this.remove(last); }), iconButton("close", "Close", () => this.hidePicked())));
+      element("div", { class: "row" }, button("Undo", undo), iconButton("close", "Close", () => this.hidePicked())));
     this.picked.hidden = false;
   }
 
   /** Offer to change the link of a cell that was clicked in the frame. */
   showPicked({ layer, kind, head, query, key }) {
     const across = ["cross", "alignment"].includes(kind);
-    const wrote = query.wrote ?? "";
-    const from = { label: across && wrote ? wrote : query.label, places: query.places };
+    const written = query.wrote ?? `after ${query.label}`; // a row of the decoder reads one token and writes the next
+    const from = { label: across ? written : query.label, places: query.places };
     const own = head >= 0 ? `${layer}:${head}` : layer;
     const all = across ? ALL_CROSS : layer.replace(/\d+/, "*");
-    const act = (label, kind_, scope, more = {}) => button(label, () => { this.isPicked = true; this.addLink(kind_, scope, from, key); }, more);
+    const act = (label, change, scope, more = {}) => button(label, () => {
+      this.isPicked = true;
+      this.addLink(change, scope, from, key);
+    }, more);
     this.picked.replaceChildren(
-      element("p", {}, element("bdi", {}, from.label), " → ", element("bdi", {}, key.label), element("span", { class: "faint" }, ` ${own}`)),
+      element("p", {}, element("bdi", {}, from.label), " → ", element("bdi", {}, key.label),
+        element("span", { class: "faint" }, ` ${own}`)),
       element("div", { class: "row" },
-        act("Forbid this link everywhere", "forbid", all, { class: "strong" }), act(head >= 0 ? "only in this head" : "only in this layer", "forbid", own),
+        act("Forbid this link everywhere", "forbid", all, { class: "strong" }),
+        act(head >= 0 ? "only in this head" : "only in this layer", "forbid", own),
         act("Force it", "force", all), iconButton("close", "Close", () => this.hidePicked())));
     this.picked.hidden = false;
   }
 }
 
-/** Return the words of a token sequence with the rows that they stand for: in cross-attention a row writes the next token. */
+/** Return the words of a token sequence with the rows that they stand for; in cross-attention a row writes the next token. */
 function wordsOf(strip, shift) {
-  const words = strip.words.map(([label, places]) => ({ label, places: places.map((place) => place + shift).filter((place) => place >= 0) }));
+  const rows = (places) => places.map((place) => place + shift).filter((place) => place >= 0);
+  const words = strip.words.map(([label, places]) => ({ label, places: rows(places) }));
   return words.filter((word) => word.places.length && word.places[0] < strip.ids.length);
 }
 
@@ -366,7 +382,9 @@ export function difference(first, second) {
   const [a, b] = [first, second].map((text) => text.match(/\s+|[\p{Script=Han}]|[^\s\p{Script=Han}]+/gu) ?? []);
   const best = Array.from({ length: a.length + 1 }, () => new Uint32Array(b.length + 1));
   for (let i = a.length - 1; i >= 0; i--) {
-    for (let j = b.length - 1; j >= 0; j--) best[i][j] = a[i] === b[j] ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
+    for (let j = b.length - 1; j >= 0; j--) {
+      best[i][j] = a[i] === b[j] ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
+    }
   }
   const [left, right] = [[], []];
   let [i, j] = [0, 0];

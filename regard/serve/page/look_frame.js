@@ -31,8 +31,10 @@
     if (opened) Regard.state.change({ theme });
   }
 
-  addEventListener("regard-drawn", ({ detail }) => tell({ type: "drawn", layer: detail.layer, head: detail.head, tab: detail.tab }));
+  addEventListener("regard-drawn", ({ detail }) => tell({ type: "drawn", layer: detail.layer, head: detail.head }));
   addEventListener("regard-picked", ({ detail }) => tell({ type: "picked", ...detail }));
-  new ResizeObserver(() => tell({ type: "height", height: Math.ceil(document.body.getBoundingClientRect().height) })).observe(document.body);
+  new ResizeObserver(() => {
+    tell({ type: "height", height: Math.ceil(document.body.getBoundingClientRect().height) });
+  }).observe(document.body);
   tell({ type: "ready" });
 })();

@@ -54,7 +54,8 @@ function build(served, settings) {
     const own = ordered.filter(isFor);
     if (own.length) app.tabs[name] = new Tab(app, own);
   }
-  document.getElementById("tabs").replaceChildren(...Object.keys(app.tabs).map((name) => element("a", { href: `#${name}`, "data-tab": name }, TABS[name][0])));
+  const link = (name) => element("a", { href: `#${name}`, "data-tab": name }, TABS[name][0]);
+  document.getElementById("tabs").replaceChildren(...Object.keys(app.tabs).map(link));
   document.getElementById("about").textContent = `Regard ${version} · ${ordered.map((one) => one.name).join(", ")}`;
   if (!Object.keys(app.tabs).length) {
     main.replaceChildren(element("p", { class: "empty" }, "This server has no model that this page can use."));

@@ -14,7 +14,8 @@ export function openMenu(anchor, label, onclose = () => {}) {
     box.replaceChildren(...items.map((item) => {
       const chosen = () => { close(true); item.choose(); };
       return element("button", {
-        type: "button", role: "menuitem", tabindex: "-1", class: "menu-item", "aria-current": item.current && "true", onclick: chosen,
+        type: "button", role: "menuitem", tabindex: "-1", class: "menu-item", "aria-current": item.current && "true",
+        onclick: chosen,
       }, item.nodes);
     }));
     place();

@@ -4,7 +4,7 @@
  * An API key is kept in the session storage of this tab alone and sent as a bearer token.
  */
 
-import { store, stored } from "./dom.js";
+import { store, stored, withoutOptions } from "./dom.js";
 
 const KEY = "regard.key";
 
@@ -71,8 +71,8 @@ function plain(status) {
 
 /** Return a message that begins with a capital letter and ends with a full stop. */
 function sentence(message) {
-  const text = String(message ?? "").trim();
-  return text && text[0].toUpperCase() + text.slice(1) + (/[.!?…]$/.test(text) ? "" : ".");
+  const text = withoutOptions(String(message ?? "").trim());
+  return text && text + (/[.!?…]$/.test(text) ? "" : ".");
 }
 
 async function json(answer) {

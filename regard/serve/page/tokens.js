@@ -13,7 +13,8 @@ export class TokenText {
     this.given = ""; // what stands before the tokens: the prompt, or an answer up to a chosen candidate
     this.tokenOf = new WeakMap();
     this.node = element("div", {
-      class: "tokens", dir: "auto", role: "group", "aria-label": "Generated text. Arrow keys move from token to token, Enter shows candidates.",
+      class: "tokens", dir: "auto", role: "group",
+      "aria-label": "Generated text. Arrow keys move from token to token, Enter shows candidates.",
     });
     this.node.addEventListener("click", (event) => {
       const token = this.tokenOf.get(event.target.closest?.(".token"));
@@ -35,8 +36,9 @@ export class TokenText {
 
   add({ text, probability, top = [] }) {
     if (!text) return; // a part of a character, whose text comes with the next token
-    const node = element("span", { class: "token", title: typeof probability === "number" ? percent(probability) : null }, visibleNodes(text));
-    if (typeof probability === "number") node.style.setProperty("--doubt", `${Math.round(55 * (1 - probability))}%`);
+    const isKnown = typeof probability === "number";
+    const node = element("span", { class: "token", title: isKnown && percent(probability) }, visibleNodes(text));
+    if (isKnown) node.style.setProperty("--doubt", `${Math.round(55 * (1 - probability))}%`);
     const token = { node, text, probability, top: top.map((one) => ({ ...one, text: plain(one.text) })) };
     this.tokens.push(token);
     this.tokenOf.set(node, token);
@@ -98,6 +100,9 @@ export function samplingSettings(length, most) {
   };
   const [temperature, first] = number("Temperature", "0.7", { min: "0", max: "2", step: "0.1" });
   const [tokens, second] = number("Most tokens", String(length), { min: "1", max: String(most), step: "1" });
-  const values = () => ({ temperature: Math.max(0, Number(temperature.value) || 0), max_tokens: Math.max(1, Math.round(Number(tokens.value)) || length) });
+  const values = () => ({
+    temperature: Math.max(0, Number(temperature.value) || 0),
+    max_tokens: Math.max(1, Math.round(Number(tokens.value)) || length),
+  });
   return { node: element("div", { class: "row" }, first, second), values };
 }

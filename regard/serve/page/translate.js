@@ -7,17 +7,18 @@
  */
 
 import {
-  announce, button, codePoint, debounced, directionControls, element, field, fillSelect, icon, iconButton, percent, select,
-  store, stored, withoutDirectionControls,
+  announce, button, capitalized, codePoint, debounced, directionControls, element, fillSelect, icon, iconButton, modelChoice,
+  percent, select, store, stored, withoutDirectionControls, withoutOptions,
 } from "./dom.js";
 import { Files } from "./files.js";
 import { History } from "./history.js";
 import { openMenu } from "./menu.js";
 import { Notice } from "./notice.js";
 import { events, post } from "./service.js";
-import { makeReachable, focusWord, moveByKeys, overlaps, wordNodes } from "./words.js";
+import { focusWord, makeReachable, moveByKeys, overlaps, wordNodes } from "./words.js";
 
 const PAUSE = 300; // milliseconds without typing before a request
+const LONG = 600; // characters of a text that is written smaller
 const UNSURE = 0.3; // sentences of a lower confidence are marked
 const FORMS = [["", "Formality"], ["formal", "Formal"], ["familiar", "Familiar"]];
 
@@ -45,11 +46,10 @@ export class TranslateTab {
     this.target = select("Target language", [], "", (code) => this.chooseTarget(code), { id: "target-language" });
     this.form = select("Form of address", FORMS, "", () => this.translate(), { class: "form" });
     this.fillLanguages(source, target);
-    this.modelSelect = this.models.length > 1 && field("Model", select("Model", this.models.map((one) => [one.name, one.name]),
-      this.model.name, (name) => this.chooseModel(name)));
+    const model = modelChoice(this.models, (name) => this.chooseModel(name));
     this.text = element("textarea", {
-      id: "source-text", "aria-label": "Text to translate", dir: "auto", spellcheck: "false", placeholder: "Type or paste a text",
-      autocomplete: "off", oninput: () => this.typed(),
+      id: "source-text", "aria-label": "Text to translate", dir: "auto", spellcheck: "false", autocomplete: "off",
+      placeholder: "Type or paste a text", oninput: () => this.typed(),
     });
     this.mirror = element("div", { class: "mirror", "aria-hidden": "true", dir: "auto" });
     this.rest = document.createTextNode(""); // what of the source has no translation yet
@@ -59,7 +59,7 @@ export class TranslateTab {
     });
     this.counter = element("span", { class: "counter faint" });
     this.controls = element("p", { class: "invisible-note", hidden: true });
-    this.clearButton = iconButton("close", "Clear the text", () => this.clear(), { class: "quiet round clear", hidden: true });
+    this.clearButton = iconButton("close", "Clear the text", () => this.clear(), { class: "quiet round clear" });
     this.copyButton = iconButton("copy", "Copy the translation", () => this.copy(), { disabled: true });
     this.lookButton = button([icon("look"), "Look inside"], () => this.app.open("look"), { class: "quiet", disabled: true });
     this.stopButton = button([icon("stop"), "Stop"], () => this.stop(), { class: "small", hidden: true });
@@ -69,7 +69,7 @@ export class TranslateTab {
     this.files = new Files(() => ({ source: this.source.value, target: this.fileTarget() }), this.app.fileFormats);
     this.history = new History((entry) => this.restore(entry));
     this.swapButton = iconButton("swap", "Swap the languages", () => this.swap(), { class: "quiet round swap" });
-    const card = element("div", { class: "panes" },
+    this.panes = element("div", { class: "panes" },
       element("section", { class: "pane", "aria-label": "Source" },
         element("div", { class: "pane-head" }, this.source, this.swapButton),
         element("div", { class: "editor" }, this.mirror, this.text, this.clearButton),
@@ -80,8 +80,8 @@ export class TranslateTab {
         element("div", { class: "pane-foot" }, this.confidence, this.stopButton, element("span", { class: "space" }),
           this.lookButton, this.copyButton)));
     const drop = element("p", { class: "drop-hint", "aria-hidden": "true" }, "Drop files to translate them");
-    this.node = element("div", { class: "translate" }, this.modelSelect && element("div", { class: "model-line" }, this.modelSelect),
-      this.notice.node, card, this.files.node, this.history.node, drop);
+    this.node = element("div", { class: "translate" }, element("div", { class: "model-line" }, model.node),
+      this.notice.node, this.panes, this.files.node, this.history.node, drop);
     this.files.acceptDrops(this.node);
     this.addListeners();
     this.showForm();
@@ -108,7 +108,8 @@ export class TranslateTab {
     moveByKeys(this.output, () => this.words(), (word) => this.showAlternatives(word));
     this.text.addEventListener("mousemove", ({ clientX, clientY }) => {
       // The words of the source lie behind the text field, which has no words of its own.
-      const node = document.elementsFromPoint(clientX, clientY).find((one) => one.parentNode === this.mirror && one.matches(".word"));
+      const under = document.elementsFromPoint(clientX, clientY);
+      const node = under.find((one) => one.parentNode === this.mirror && one.matches(".word"));
       if (node) this.lightSource(this.wordOf.get(node));
       else this.unlight();
     });
@@ -125,14 +126,15 @@ export class TranslateTab {
   // ---- languages -------------------------------------------------------------------------------------------------------
 
   name(code) {
-    return this.model.languages?.find((one) => one.code === code)?.name ?? code;
+    return capitalized(this.model.languages?.find((one) => one.code === code)?.name ?? code ?? "");
   }
 
   fillLanguages(source, target) {
     const codes = (side) => new Set((this.model.directions ?? []).map((one) => one.split(">")[side]));
     const options = (side) => {
       const known = codes(side);
-      return (this.model.languages ?? []).filter((one) => !known.size || known.has(one.code)).map((one) => [one.code, one.name]);
+      const own = (this.model.languages ?? []).filter((one) => !known.size || known.has(one.code));
+      return own.map((one) => [one.code, capitalized(one.name)]);
     };
     fillSelect(this.source, [["", "Detect language"], ...options(0)], source);
     fillSelect(this.target, [["", "Automatic"], ...options(1)], target);
@@ -165,7 +167,8 @@ export class TranslateTab {
     const sure = begun?.detected?.certain !== false;
     this.source.options[0].textContent = found ? `${this.name(found)}${sure ? "" : "?"} (detected)` : "Detect language";
     this.source.title = found && !sure ? `Probably ${this.name(found)}; choose the language if it is another` : "";
-    this.target.options[0].textContent = begun?.target && !this.target.value ? `${this.name(begun.target)} (automatic)` : "Automatic";
+    const isAutomatic = begun?.target && !this.target.value;
+    this.target.options[0].textContent = isAutomatic ? `${this.name(begun.target)} (automatic)` : "Automatic";
   }
 
   /** Show the choice of a form of address where the model has one for the target language. */
@@ -192,7 +195,8 @@ export class TranslateTab {
 
   fileTarget() {
     const source = this.source.value || "en";
-    return this.target.value || this.shown?.target || [...this.target.options].map((one) => one.value).find((code) => code && code !== source);
+    const others = [...this.target.options].map((one) => one.value).filter((code) => code && code !== source);
+    return this.target.value || this.shown?.target || others[0];
   }
 
   // ---- text ------------------------------------------------------------------------------------------------------------
@@ -202,6 +206,7 @@ export class TranslateTab {
     this.rest.data = `${text}\u200b`; // a line of its own after a final line break
     this.mirror.replaceChildren(this.rest);
     this.clearButton.hidden = !text;
+    this.panes.classList.toggle("long", text.length > LONG);
     const limit = this.limit > 0 ? ` / ${this.limit.toLocaleString("en")}` : "";
     this.counter.textContent = text || limit ? `${text.length.toLocaleString("en")}${limit}` : "";
     this.counter.classList.toggle("over", this.limit > 0 && text.length > this.limit);
@@ -245,7 +250,7 @@ export class TranslateTab {
 
   addToHistory() {
     const text = this.text.value.trim();
-    if (this.shown && text) this.history.add({ text, translation: this.translation().trim(), ...this.shown });
+    if (this.shown?.source && text) this.history.add({ text, translation: this.translation().trim(), ...this.shown });
   }
 
   // ---- request ---------------------------------------------------------------------------------------------------------
@@ -319,24 +324,22 @@ export class TranslateTab {
 
   finish(end) {
     const rest = end.text?.startsWith(this.translation()) ? end.text.slice(this.translation().length) : "";
-    if (rest && !this.sentences.length) this.addSentence({ index: 0, text: rest, source: { begin: 0, end: this.text.value.length } });
+    const whole = { begin: 0, end: this.text.value.length };
+    if (rest && !this.sentences.length) this.addSentence({ text: rest, source: whole });
     this.shown = { source: end.source ?? this.shown?.source, target: end.target ?? this.shown?.target };
     const known = typeof end.confidence === "number";
     this.confidence.textContent = known ? `Confidence ${percent(end.confidence)}` : "";
     this.showNotes(end);
-    this.app.translated = {
-      model: this.model.name, ...this.shown,
-      sentences: this.sentences.map(({ source, text }) => ({ text: this.text.value.slice(source.begin, source.end), translation: text })),
-    };
+    const sentences = this.sentences.map(({ source }) => ({ text: this.text.value.slice(source.begin, source.end) }));
+    this.app.translated = { model: this.model.name, ...this.shown, sentences };
     announce(`Translated into ${this.name(this.shown.target)}.`);
     this.remember();
   }
 
   showNotes(end) {
     const all = [
-      end.source && end.source === end.target && `The text is in ${this.name(end.target)} already.`,
       end.via && `Translated by way of ${this.name(end.via)}.`,
-      ...(end.notes ?? []), ...this.sentences.flatMap((one) => one.notes),
+      ...[...(end.notes ?? []), ...this.sentences.flatMap((one) => one.notes)].map(withoutOptions),
       this.sentences.some((one) => one.unsure) && "Sentences with a dotted line are uncertain.",
     ];
     this.notes.replaceChildren(...[...new Set(all.filter(Boolean))].map((note) => element("li", {}, note)));
@@ -457,7 +460,7 @@ export class TranslateTab {
     const prefix = sentence.text.slice(0, word.begin);
     const asked = {
       text: this.text.value.slice(sentence.source.begin, sentence.source.end), prefix, to: this.shown.target,
-      source: this.shown.source, model: this.model.name, n: 6,
+      source: this.shown.source || undefined, model: this.model.name, n: 6,
       formality: this.formality(),
     };
     try {

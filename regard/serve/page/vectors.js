@@ -1,6 +1,6 @@
-/** The Vectors tab: the nearest words of a word where word vectors are served, the most similar texts where a model embeds texts. */
+/** The Vectors tab: the nearest words where word vectors are served, the most similar texts where a model embeds texts. */
 
-import { announce, bar, button, debounced, element, field, select } from "./dom.js";
+import { announce, bar, button, debounced, element, modelChoice } from "./dom.js";
 import { Notice } from "./notice.js";
 import { post } from "./service.js";
 
@@ -9,15 +9,21 @@ export class VectorsTab {
     this.models = models;
     this.notice = new Notice();
     this.later = debounced(() => this.ask(), 300);
-    this.model = select("Model", models.map((one) => [one.name, one.name]), models[0].name, () => this.choose());
-    const modelField = field("Model", this.model);
-    modelField.hidden = models.length < 2;
-    this.word = element("input", { type: "text", class: "boxed", dir: "auto", autocomplete: "off", spellcheck: "false", oninput: () => this.later() });
+    const model = modelChoice(models, () => this.choose());
+    this.model = model.box;
+    const oninput = () => this.later();
+    this.word = element("input", {
+      type: "text", class: "boxed", dir: "auto", autocomplete: "off", spellcheck: "false", oninput,
+    });
     this.wordField = element("label", { class: "field wide" }, element("span", {}), this.word);
-    this.texts = element("textarea", { rows: "6", class: "boxed", dir: "auto", placeholder: "One text on each line", oninput: () => this.later() });
-    this.textsField = element("label", { class: "field wide" }, element("span", {}, "Compared with these texts, one on each line"), this.texts);
+    this.texts = element("textarea", {
+      rows: "6", class: "boxed", dir: "auto", placeholder: "One text on each line", oninput,
+    });
+    const hint = element("span", {}, "Compared with these texts, one on each line");
+    this.textsField = element("label", { class: "field wide" }, hint, this.texts);
     this.list = element("ol", { class: "bars", "aria-label": "Neighbours" });
-    this.node = element("div", { class: "vectors" }, this.notice.node, modelField, this.wordField, this.textsField, this.list);
+    this.node = element("div", { class: "vectors" }, this.notice.node, model.node, this.wordField, this.textsField,
+      this.list);
     this.choose();
   }
 
@@ -44,7 +50,8 @@ export class VectorsTab {
     const running = new AbortController();
     this.running = running;
     try {
-      const found = await (this.embedsTexts ? this.similar(word, texts, running.signal) : this.nearest(word, running.signal));
+      const { signal } = running;
+      const found = await (this.embedsTexts ? this.similar(word, texts, signal) : this.nearest(word, signal));
       this.notice.clear();
       this.draw(found);
     } catch (error) {
@@ -68,7 +75,8 @@ export class VectorsTab {
   draw(found) {
     this.list.replaceChildren(...found.map(({ word, similarity }) => {
       const name = element("bdi", { dir: "auto" }, word);
-      const label = this.embedsTexts ? name : button(name, () => { this.word.value = word; this.ask(); }, { class: "quiet" });
+      const follow = () => { this.word.value = word; this.ask(); };
+      const label = this.embedsTexts ? name : button(name, follow, { class: "quiet" });
       return element("li", {}, label, bar(similarity, similarity.toFixed(3)));
     }));
     announce(`${found.length} neighbours.`);

@@ -6,7 +6,9 @@ const segmenters = new Map(); // language -> Intl.Segmenter
 
 /** Return [begin, end] of each word of a text, in UTF-16 code units; the browser knows the words of Chinese as well. */
 export function wordSpans(text, language) {
-  if (!globalThis.Intl?.Segmenter) return [...text.matchAll(/[\p{L}\p{N}\p{M}'’]+/gu)].map((word) => spanOf(word.index, word[0]));
+  if (!globalThis.Intl?.Segmenter) {
+    return [...text.matchAll(/[\p{L}\p{N}\p{M}'’]+/gu)].map((word) => spanOf(word.index, word[0]));
+  }
   if (!segmenters.has(language)) segmenters.set(language, segmenterOf(language));
   const parts = [...segmenters.get(language).segment(text)];
   return parts.filter((part) => part.isWordLike).map((part) => spanOf(part.index, part.segment));

@@ -1,17 +1,17 @@
 /** The Write tab: a language model continues a text; another candidate for a token continues it differently. */
 
-import { announce, button, element, field, icon, select } from "./dom.js";
+import { announce, button, element, icon, modelChoice } from "./dom.js";
 import { Notice } from "./notice.js";
 import { TokenText, receiveTokens, samplingSettings } from "./tokens.js";
 
 export class WriteTab {
   constructor(app, models) {
     this.notice = new Notice();
-    this.model = select("Model", models.map((one) => [one.name, one.name]), models[0].name, () => {});
-    const modelField = field("Model", this.model);
-    modelField.hidden = models.length < 2;
+    const model = modelChoice(models);
+    this.model = model.box;
     this.prompt = element("textarea", {
-      "aria-label": "Beginning of the text", dir: "auto", rows: "4", placeholder: "Write the beginning of a text", class: "boxed",
+      "aria-label": "Beginning of the text", dir: "auto", rows: "4", class: "boxed",
+      placeholder: "Write the beginning of a text",
     });
     this.prompt.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.write(this.prompt.value);
@@ -21,10 +21,12 @@ export class WriteTab {
     this.stop = button([icon("stop"), "Stop"], () => this.running?.abort(), { hidden: true });
     this.take = button("Edit as the beginning", () => this.edit(), { class: "small", hidden: true });
     this.output = new TokenText((before, candidate) => this.write(before + candidate.text, false));
-    this.hint = element("p", { class: "faint", hidden: true }, "The deeper the colour, the less likely the token was. Click one for other candidates.");
-    this.card = element("section", { class: "card", "aria-label": "Generated text", hidden: true }, this.output.node, this.hint, this.take);
+    this.hint = element("p", { class: "faint", hidden: true },
+      "The deeper the colour, the less likely the token was. Click one for other candidates.");
+    this.card = element("section", { class: "card", "aria-label": "Generated text", hidden: true },
+      this.output.node, this.hint, this.take);
     this.node = element("div", { class: "write" }, this.notice.node, this.prompt,
-      element("div", { class: "row spread" }, modelField, this.settings.node, this.stop, this.go), this.card);
+      element("div", { class: "row spread" }, model.node, this.settings.node, this.stop, this.go), this.card);
   }
 
   async write(text, isPrompt = true) {
