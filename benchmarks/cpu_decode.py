@@ -131,10 +131,10 @@ def ctranslate2_model(kind: str, threads: int, workers: int = 1, like_ours: bool
     return run
 
 
-def fill_stack(stack: Any, own: torch.nn.Module) -> None:
+def fill_stack(stack: Any, own: torch.nn.Module, max_len: int = 512) -> None:
     scheme = own.schemes[0]  # type: ignore[index]
-    positions = torch.arange(512)[None]
-    stack.position_encodings.encodings = scheme.embed(torch.zeros(1, 512, 512), positions)[0].numpy()
+    positions = torch.arange(max_len)[None]
+    stack.position_encodings.encodings = scheme.embed(torch.zeros(1, max_len, 512), positions)[0].numpy()
     norm(stack.layer_norm, own.norm)
     for layer, block in zip(stack.layer, own.blocks, strict=True):  # type: ignore[arg-type]
         parts = block.sublayers
