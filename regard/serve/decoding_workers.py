@@ -95,20 +95,24 @@ class MessageReader:
 
 
 def task_message(task: DecodeTask) -> list[Any]:
+    """Return a task as JSON."""
     return [task.number, task.ids, asdict(task.options), task.start, task.seeds, task.limit]
 
 
 def read_task(message: list[Any]) -> DecodeTask:
+    """Return the task of a message."""
     number, ids, options, start, seeds, limit = message
     options["stop_strings"] = tuple(options["stop_strings"])
     return DecodeTask(number, tuple(ids), DecodeConfig(**options), tuple(start), tuple(seeds), limit)
 
 
 def event_message(event: DecodeEvent) -> list[Any]:
+    """Return an event as JSON."""
     return [event.number, event.tokens, [astuple(h) for h in event.hypotheses], event.done, event.error]
 
 
 def read_event(message: list[Any]) -> DecodeEvent:
+    """Return the event of a message."""
     number, tokens, hypotheses, done, error = message
     made = tuple(Hypothesis(*h) for h in hypotheses)
     return DecodeEvent(number, tuple((token, log_prob) for token, log_prob in tokens), made, done, error)

@@ -59,11 +59,18 @@ class WorkerPlace:
 
     worker: Worker | None
     tasks: dict[int, QueuedTask] = field(default_factory=dict)
+    rows: int = 0  # hypotheses of its tasks
     failures: int = 0  # deaths since it last finished a task
 
-    @property
-    def rows(self) -> int:
-        return sum(one.rows for one in self.tasks.values())
+    def add(self, one: QueuedTask) -> None:
+        self.tasks[one.task.number] = one
+        self.rows += one.rows
+
+    def remove(self, number: int) -> bool:
+        """Forget a task, and return whether it was there."""
+        one = self.tasks.pop(number, None)
+        self.rows -= one.rows if one else 0
+        return one is not None
 
 
 MakeWorker = Callable[[Report, Lost], Worker]
@@ -213,7 +220,7 @@ class Scheduler:
                 del self.waiting[client]
             self.served[client] += one.tokens
             self.queued_tokens -= one.tokens
-            place.tasks[one.task.number] = one
+            place.add(one)
             chosen.setdefault(which, []).append(one.task)
         if not self.waiting and not any(place.tasks for place in self.places):
             self.served.clear()
@@ -233,7 +240,7 @@ class Scheduler:
                 if not kept:
                     del self.waiting[client]
             for place in self.places:
-                own = [number for number in numbers if place.tasks.pop(number, None)]
+                own = [number for number in numbers if place.remove(number)]
                 if own and place.worker is not None:
                     place.worker.send([], own)
             self._dispatch()
@@ -251,7 +258,7 @@ class Scheduler:
                 if one is None:
                     continue  # cancelled
                 if event.done:
-                    del place.tasks[event.number]
+                    place.remove(event.number)
                     place.failures = 0
                     self.done_tasks += 1
                 one.ticket.events.put(event)
@@ -265,7 +272,7 @@ class Scheduler:
             self.lost_workers += 1
             place.failures += 1
             place.worker = None
-            lost, place.tasks = list(place.tasks.values()), {}
+            lost, place.tasks, place.rows = list(place.tasks.values()), {}, 0
             for one in lost:
                 one.ticket.events.put(WorkerLost("the process that decoded this request has died; try again"))
         if place.failures <= RESTARTS:

@@ -16,7 +16,7 @@ from regard.config import DecodeConfig, ModelConfig
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis, free_decode_graphs
 from regard.decode.generation import GenerationRequest, eager_steps, make_request
-from regard.decode.graphs.decoding import GraphTranslation, graph_steps, translate
+from regard.decode.graphs.decoding import GraphTranslation, OpenGeneration, OpenTranslation, graph_steps, translate
 from regard.decode.graphs.engine import ENGINES, MAX_ENGINES
 from regard.decode.graphs.step_model import why_not_capturable
 from regard.kernels.attention_functions import Rotation
@@ -412,3 +412,67 @@ def test_a_recorded_model_is_still_decoded_by_graphs() -> None:
     model = gpt()
     with record(model, stream=True):
         assert why_not_capturable(model) == ""
+
+
+# ---- work that arrives while other work is decoded -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "settings", [{"beam": 3, "nbest": 2}, {"beam": 1}, {"beam": 1, "temperature": 0.8, "nbest": 2}]
+)
+def test_sources_are_added_while_others_are_translated(settings: dict[str, object], device: str) -> None:
+    model, options, sources = transformer(device), DecodeConfig(**settings), sentences(11)  # type: ignore[arg-type]
+    template = SpecialTokenTemplate(start=(SOS,))
+    plain = decode(copy.deepcopy(model).cpu(), sources, options, 40, torch.device("cpu"), token_template=template)
+    job, found, before, step = OpenTranslation(model, options, (SOS,), 16, 4), {}, None, 0
+    while step <= 40 or job.waiting or job.working or before is not None:
+        for i in range(11):
+            if step == 3 * i:
+                seeds = (
+                    [options.seed + i]
+                    if options.temperature == 0
+                    else [i * options.nbest + j for j in range(options.nbest)]
+                )
+                job.add(i, template.wrap(sources[i]), seeds)
+        done, before = job.advance(before)
+        found |= done
+        step += 1
+    same([found[i] for i in range(11)], plain)
+    assert not job.sources
+    assert not job.limits
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_source_that_nobody_waits_for_leaves_its_slot(device: str) -> None:
+    model, options, sources = transformer(device), DecodeConfig(beam=2, min_len=20), sentences(6)
+    template = SpecialTokenTemplate(start=(SOS,))
+    job, found, before = OpenTranslation(model, options, (SOS,), 16, 2), {}, None
+    for i, ids in enumerate(sources):
+        job.add(i, template.wrap(ids), [0])
+    _, before = job.advance(before)
+    job.drop({0, 1, 4})
+    while job.waiting or job.working or before is not None:
+        done, before = job.advance(before)
+        found |= done
+    assert sorted(found) == [2, 3, 5]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_prompts_are_added_while_others_are_continued(device: str) -> None:
+    model, options = gpt(device), DecodeConfig(beam=1, temperature=0.8, max_new_tokens=10)
+    prompts = sentences(8)
+    plain = [make_request(prompt, i, options, model) for i, prompt in enumerate(prompts)]
+    cpu = copy.deepcopy(model).cpu()
+    for row in plain:
+        for _ in eager_steps(cpu, [row], options):
+            pass
+    rows = [make_request(prompt, i, options, model) for i, prompt in enumerate(prompts)]
+    job, before, step = OpenGeneration(model, options, 32, 4), None, 0
+    while step < 20 or job.waiting or job.working or before is not None:
+        if step % 2 == 0 and step // 2 < len(rows):
+            job.waiting.append(rows[step // 2])
+        before = job.advance(before)
+        step += 1
+    assert [row.tokens for row in rows] == [row.tokens for row in plain]
+    assert [row.end for row in rows] == [row.end for row in plain]
