@@ -81,8 +81,8 @@ class ModelStore:
     ) -> None:
         """Take the folders of models by name; the first is the default.
 
-        `workers` is the number of processes that decode on a CPU, 0 for one per core. `memory_limit` is a number of bytes of weights:
-        beyond it, the models that were not used for the longest time are given back."""
+        `workers` is the number of processes that decode on a CPU, 0 for one per core. `memory_limit` is a number of bytes of
+        weights: beyond it, the models that were not used for the longest time are given back."""
         if not models:
             raise RegardError("no model to serve: name a folder, or leave it out for the bundled model")
         self.device, self.weights = pick_device(device), weights
