@@ -90,6 +90,8 @@ class BlockingCalls:
             try:
                 context.check()
                 return function()
+            except StopIteration as error:  # a future cannot hold it
+                raise RuntimeError("StopIteration in a request") from error
             except Exception:
                 raise
             except BaseException as error:  # a panic inside the tokenizers library is no Exception

@@ -35,7 +35,9 @@ from regard.inference.classifier import Classifier
 from regard.inference.generator import Generator
 from regard.inference.translator import Translation, Translator, is_spaced
 from regard.look.interventions import parse
-from regard.look.page.html_page import show
+from regard.look.model_trace import Trace
+from regard.look.page.document import make_document
+from regard.look.tracers import trace
 from regard.model_folder import ModelPackage, find
 from regard.serve.api_errors import ApiError, error_body
 from regard.serve.image_input import classify_items, write_image
@@ -193,16 +195,19 @@ def make_router(service: Service) -> APIRouter:
 
         def work() -> bytes:
             begun = time.monotonic()
-            with copies.use(entry) as package, TemporaryDirectory(prefix="regard-") as folder:
+            options = look_options(entry, asked)
+            with copies.use(entry) as copy, TemporaryDirectory(prefix="regard-") as folder:
                 text = asked.text
                 if entry.task == "images":
                     text = str(write_image(asked.text, Path(folder) / "image"))
-                page = show(package, text, changes=interventions, **look_options(entry, asked))
-                content = page.document
+                views = [copy.trace(text, options)]
+                if changes:
+                    views.append(trace(copy.package, text, interventions, views[0], **options))
+            content = make_document(views)
             found: dict[str, Any] = {"document": content.tree, "blobs": content.base64()}
             if changes:
                 seconds = round(time.monotonic() - begun, 3)
-                found = {"before": page.views[0].output, "after": page.views[1].output, "seconds": seconds, **found}
+                found = {"before": views[0].output, "after": views[1].output, "seconds": seconds, **found}
             return dump(found)
 
         return Response(await service.calls.run(request, work), media_type="application/json")
@@ -300,6 +305,22 @@ def read_config(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and "format" in found else {}
 
 
+@dataclass
+class ModelCopy:
+    """A copy of a model to look into, with the last trace of it without changes, which further changes are compared to."""
+
+    name: str
+    package: ModelPackage
+    _last: tuple[tuple[Any, ...], Trace] | None = None
+
+    def trace(self, text: str, options: Mapping[str, Any]) -> Trace:
+        """Return the trace of a text without changes."""
+        key = text, *sorted(options.items())
+        if self._last is None or self._last[0] != key:
+            self._last = key, trace(self.package, text, **options)
+        return self._last[1]
+
+
 class ModelCopies:
     """A copy of one model in fp32 that requests look into and change, one at a time.
 
@@ -308,21 +329,19 @@ class ModelCopies:
     def __init__(self, service: Service) -> None:
         self._device = service.settings.device
         self._lock = threading.Lock()
-        self._kept: tuple[str, ModelPackage] | None = None
+        self._kept: ModelCopy | None = None
 
     @contextmanager
-    def use(self, entry: Any) -> Iterator[ModelPackage]:
+    def use(self, entry: Any) -> Iterator[ModelCopy]:
         """Hold the copy of a model, as long as nobody else does."""
-        context = current_request.get()
         while not self._lock.acquire(timeout=0.2):
-            if context:
-                context.check()
+            check_request()
         try:
-            if self._kept is None or self._kept[0] != entry.name:
+            if self._kept is None or self._kept.name != entry.name:
                 self._kept = None
                 gc.collect()
-                self._kept = entry.name, load_model(Path(entry.path), pick_device(self._device), "fp32")
-            yield self._kept[1]
+                self._kept = ModelCopy(entry.name, load_model(Path(entry.path), pick_device(self._device), "fp32"))
+            yield self._kept
         finally:
             self._lock.release()
 
@@ -419,9 +438,7 @@ class TextTranslation:
     def _translate(self, texts: list[str]) -> list[Translation]:
         if not texts:
             return []
-        context = current_request.get()
-        if context:
-            context.check()
+        check_request()
         to, source = self.direction.target, self.direction.source
         return self.translator.translate(texts, to, source, alignment=True, **self.options)
 

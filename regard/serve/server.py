@@ -8,9 +8,13 @@ requests that it has accepted, for `--drain` seconds at most.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import logging
+import os
 import socket
 import ssl
+import struct
 import sys
 import time
 from collections.abc import Iterable
@@ -79,6 +83,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._app, self._delay = app, delay
         self._told: float | None = None
+        self._is_closing = False
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server ends now: some time after it was told to, unless it was told twice."""
@@ -89,7 +94,30 @@ class DrainingServer(uvicorn.Server):
             self._told = time.monotonic()
             self._app.state.service.is_draining = True
             log.info("stopping: no new connections soon")
-        return time.monotonic() - self._told >= self._delay
+        if time.monotonic() - self._told < self._delay:
+            return False
+        if not self._is_closing:
+            self._is_closing = True
+            for each in (each for server in self.servers for each in server.sockets):
+                drop_new_connections(each.fileno())
+            return False  # connections that the kernel has accepted are taken until the next tick
+        return True
+
+
+def drop_new_connections(descriptor: int) -> None:
+    """Let the kernel (Linux) ignore attempts to connect to a listening socket, and keep those that have succeeded.
+
+    Connections that wait to be accepted when a socket is closed would be reset, after their clients have sent requests. A
+    client that is ignored tries again after a second, and is refused or reaches another server. The filter is a program of
+    the Berkeley packet filter: it drops TCP segments that have the flag SYN, but not ACK."""
+    program = [(0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
+    filter = struct.pack("HL", len(program), ctypes.addressof(code))
+    attach = getattr(socket, "SO_ATTACH_FILTER", 26)
+    if not sys.platform.startswith("linux"):
+        return
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, attach, filter)
 
 
 def make_server(settings: ServeSettings, store: ModelStore) -> DrainingServer:
