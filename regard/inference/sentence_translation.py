@@ -40,7 +40,7 @@ from regard.inference.translation_results import (
     surround,
 )
 from regard.text.casing import (
-    add_full_stop,
+    add_final_punctuation,
     capitalize_first,
     match_final_punctuation,
     normalize_typography,
@@ -185,7 +185,9 @@ class SentenceTranslator:
         if not texts:
             return []
         source, target = self.pair
-        inputs = [add_full_stop(normalize_typography(self._numbers_as_read(text), source), source) for text in texts]
+        inputs = [
+            add_final_punctuation(normalize_typography(self._numbers_as_read(text), source), source) for text in texts
+        ]
         terms: list[list[str]] = []
         if self.glossary:
             capitals = [number in self.upper_case for number in numbers]
@@ -199,7 +201,7 @@ class SentenceTranslator:
             begins = [bool(own) and text[:1].isupper() for text, own in zip(texts, terms, strict=True)]
             outputs = [map_text(t, capitalize_first) if begin else t for t, begin in zip(outputs, begins, strict=True)]
         return [
-            weigh(text, map_text(t, partial(match_final_punctuation, text)))
+            weigh(text, map_text(t, partial(match_final_punctuation, text, language=source)))
             for text, t in zip(texts, outputs, strict=True)
         ]
 

@@ -15,6 +15,27 @@ from regard.text.placeholders import PLACEHOLDER, PROTECTED, split_protected
 ASCII_QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"'})  # as English and French are mostly typed
 FINAL_PLACEHOLDERS = re.compile(rf"(?:\s*{PLACEHOLDER.pattern})+$")
 FULL_STOP = re.compile(r"(?<![.!。！])\s?[.!。！]$")
+QUESTION_MARK = re.compile(r"(?<![.!?。！？])\s?[.!?。！？]$")
+VERBS = "am|is|are|was|were|do|does|did|can|could|will|would|shall|should|have|has|had|may|might|must"
+QUESTIONS = {  # how questions begin
+    "en": re.compile(
+        rf"(?:(?:how|what|where|when|why|who|which|whose)(?: \w+)? (?:{VERBS})|(?:{VERBS}) (?:i|you|he|she|it|we|they|there)"
+        r"|how about|what about)\b",
+        re.IGNORECASE,
+    ),
+    "de": re.compile(
+        r"(?:(?:wie|was|wo|wann|warum|wieso|wer|wohin|woher|womit|welche[rsnm]?)(?: \w+)? "
+        r"(?:ist|sind|bist|seid|war|waren|geht|gehts|heißt|heißen|kann|können|kannst|hat|haben|hast|macht|machst|machen|willst|wollen|kommt|kommst|kostet|gibt)"
+        r"|(?:bist|hast|kannst|kommst|willst|magst|weißt|sprichst|gehst) du"
+        r"|(?:haben|können|sind|sprechen|möchten|wissen) sie)\b",
+        re.IGNORECASE,
+    ),
+    "fr": re.compile(
+        r"(?:est-ce qu|qu'est-ce qu|(?:où|comment|quand|pourquoi|qui|combien|quel(?:le)?s?)(?: \w+)? "
+        r"(?:est|sont|es|êtes|était|vas|va|allez|vont|avez|as|a|ont|peux|peut|pouvez|faites|fais|coûte)\b)",
+        re.IGNORECASE,
+    ),
+}
 WORD = re.compile(r"[^\W\d_]+")
 FIRST_WORD = re.compile(r"[\"'“„«(\[¿¡‘‚*_]*([^\W\d_]+)")
 
@@ -23,7 +44,8 @@ def is_upper_case(text: str) -> bool:
     """Return whether a sentence is written in capitals; a single word or short names such as NATO do not count."""
     words = WORD.findall(PROTECTED.sub(" ", text))
     cased = [word for word in words if word.lower() != word.upper()]
-    return len(cased) > 1 and len(max(cased, key=len)) > 3 and all(word.isupper() for word in cased)
+    is_long = len(cased) > 1 and (len(max(cased, key=len)) > 3 or (len(cased) > 2 and len("".join(cased)) > 8))
+    return is_long and all(word.isupper() for word in cased)
 
 
 def to_sentence_case(text: str, language: str) -> str:
@@ -63,19 +85,27 @@ def lacks_full_stop(text: str) -> bool:
     return words[-1:].isalnum() or (words not in ("", text) and words[-1] not in ".!?…。！？")
 
 
-def add_full_stop(text: str, language: str) -> str:
-    """Return the text with a full stop at its end, unless it ends in punctuation."""
-    return text + ("。" if language.startswith("zh") else ".") if lacks_full_stop(text) else text
+def is_question(text: str, language: str) -> bool:
+    """Return whether a sentence has the word order of a question: "how are you", but not "how to begin"."""
+    return language in QUESTIONS and bool(QUESTIONS[language].match(text))
 
 
-def match_final_punctuation(source: str, translation: str) -> str:
-    """Return the translation with the end of its source.
+def add_final_punctuation(text: str, language: str) -> str:
+    """Return the text with a full stop or a question mark at its end, unless it ends in punctuation."""
+    if not lacks_full_stop(text):
+        return text
+    return text + ("。" if language.startswith("zh") else "?" if is_question(text, language) else ".")
+
+
+def match_final_punctuation(source: str, translation: str, language: str = "") -> str:
+    """Return the translation with the end of its source, which is in `language`.
 
     A full stop is removed where the source (a heading, a clause) has none, and replaced by the source's comma or colon.
+    So is the question mark of a question that was written without one.
     """
     last = source.rstrip()[-1:]
     if lacks_full_stop(source):
-        return FULL_STOP.sub("", translation)
+        return (QUESTION_MARK if is_question(source, language) else FULL_STOP).sub("", translation)
     return FULL_STOP.sub(last, translation) if last and last in ",，、;；:：" else translation
 
 

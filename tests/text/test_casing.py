@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.text.casing import (
-    add_full_stop,
+    add_final_punctuation,
+    is_question,
     is_upper_case,
     match_final_punctuation,
     to_sentence_case,
@@ -46,6 +47,7 @@ def test_sentence_case(text: str, language: str, expected: str) -> None:
         ("I LOVE YOU", True),
         ("HELP", False),  # may be a name
         ("EU UN US", False),
+        ("HOW ARE YOU?", True),
         ("I LOVE you", False),
         ("CALL 112 NOW!", True),
         ("我爱你", False),
@@ -62,13 +64,40 @@ def test_protected_text_is_not_put_into_upper_case() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "language", "expected"),
+    [
+        ("how are you", "en", True),
+        ("Where is the station", "en", True),
+        ("what time is it", "en", True),
+        ("do you speak German", "en", True),
+        ("How to install", "en", False),
+        ("What you need", "en", False),
+        ("Whoever is there", "en", False),
+        ("Is", "en", False),
+        ("wo ist der Bahnhof", "de", True),
+        ("Wie man beginnt", "de", False),
+        ("comment allez-vous", "fr", True),
+        ("où est la gare", "fr", True),
+        ("Comment installer", "fr", False),
+        ("how are you", "zh", False),
+    ],
+)
+def test_questions_are_told_by_their_word_order(text: str, language: str, expected: bool) -> None:
+    assert is_question(text, language) is expected
+    if language != "zh":
+        assert add_final_punctuation(text, language) == text + ("?" if expected else ".")
+    if expected:
+        assert match_final_punctuation(text, "Ça va ?", language) == "Ça va"
+
+
 def test_a_full_stop_ends_words_alone() -> None:
-    assert add_full_stop("Annual report", "en") == "Annual report."
-    assert add_full_stop("车站", "zh-Hant") == "车站。"
-    assert add_full_stop("Visit ⟦1⟧", "en") == "Visit ⟦1⟧."
-    assert add_full_stop("Visit: ⟦1⟧ ⟦2⟧", "en") == "Visit: ⟦1⟧ ⟦2⟧."
+    assert add_final_punctuation("Annual report", "en") == "Annual report."
+    assert add_final_punctuation("车站", "zh-Hant") == "车站。"
+    assert add_final_punctuation("Visit ⟦1⟧", "en") == "Visit ⟦1⟧."
+    assert add_final_punctuation("Visit: ⟦1⟧ ⟦2⟧", "en") == "Visit: ⟦1⟧ ⟦2⟧."
     for text in ("How?", "one,", "⟦1⟧", "", "⟦1⟧Hello.⟦2⟧"):
-        assert add_full_stop(text, "en") == text
+        assert add_final_punctuation(text, "en") == text
 
 
 @pytest.mark.parametrize(
