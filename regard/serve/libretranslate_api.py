@@ -166,20 +166,20 @@ def translate_texts(
         made = [each.text for each in found]
     answer: dict[str, Any] = {"translatedText": made}
     if known_source is None:
-        answer["detectedLanguage"] = [
-            {"confidence": round(100 * each.probability, 1), "language": language}
-            for each, language in zip(identify_languages(texts), source_languages(found, texts), strict=True)
-        ]
+        answer["detectedLanguage"] = describe_languages(texts, [each.source for each in found])
     if alternatives:
         answer["alternatives"] = [[other.text for other in each.nbest[1:]] for each in found] or [[] for _ in texts]
     return answer
 
 
-def source_languages(found: Sequence[Translation], texts: Sequence[str]) -> list[str]:
-    """Return the language of each text: the one that it was translated from, else the one that it seems to be in."""
-    translated = [each.source for each in found] or [""] * len(texts)
-    seen = identify_languages(texts)
-    return [own or each.language or "en" for own, each in zip(translated, seen, strict=True)]
+def describe_languages(texts: Sequence[str], sources: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the language of each text: the one that it was translated from, else the one that it seems to be in.
+
+    The confidence is that of a text by itself, from 0 to 100; `sources` are empty where nothing was translated."""
+    return [
+        {"confidence": round(100 * each.probability, 1), "language": source or each.language or "en"}
+        for each, source in zip(identify_languages(texts), sources or [""] * len(texts), strict=True)
+    ]
 
 
 def find_codes(translator: Translator, target: str, source: str | None) -> tuple[str, str | None]:
