@@ -27,8 +27,8 @@ from regard import __version__
 from regard.serve import huggingface_api, inference_protocol_api, libretranslate_api, openai_api, regard_api
 from regard.serve.api_errors import ApiError, as_api_error
 from regard.serve.api_keys import KeyRing
-from regard.serve.metrics import CONTENT_TYPE
 from regard.serve.middleware import Admission, Observation, error_response, log_error
+from regard.serve.server_metrics import CONTENT_TYPE
 from regard.serve.service import BODIES, Service, add_get
 from regard.serve.settings import ServeSettings
 
@@ -55,6 +55,7 @@ def make_app(settings: ServeSettings, store: ModelStore) -> FastAPI:
         await asyncio.to_thread(store.close)
 
     app = FastAPI(
+        redirect_slashes=False,
         title="Regard",
         version=__version__,
         lifespan=lifespan,

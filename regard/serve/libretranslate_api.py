@@ -38,7 +38,7 @@ MIN_DETECTED = 0.01  # probability of a language that /detect lists
 BODIES = ("application/json", "application/x-www-form-urlencoded")
 
 
-class TranslateRequest(RequestModel):
+class LibreTranslateRequest(RequestModel):
     """The fields of POST /translate."""
 
     q: str | list[str]
@@ -68,9 +68,11 @@ def make_router(service: Service) -> APIRouter:
     """Return the routes of LibreTranslate."""
     router, kept = APIRouter(tags=["LibreTranslate"]), KeptFiles()
 
-    @router.post("/translate", summary="Translate texts", openapi_extra=body_schema(TranslateRequest, kinds=BODIES))
+    @router.post(
+        "/translate", summary="Translate texts", openapi_extra=body_schema(LibreTranslateRequest, kinds=BODIES)
+    )
     async def translate(request: Request) -> Response:
-        asked = validate(TranslateRequest, await request.state.body.fields())
+        asked = validate(LibreTranslateRequest, await request.state.body.fields())
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         service.check_texts(texts, "q")
         alternatives = asked.alternatives or 0

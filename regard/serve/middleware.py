@@ -24,10 +24,10 @@ from starlette.responses import JSONResponse
 from regard.serve.api_errors import ApiError, as_api_error, error_body, status_for
 from regard.serve.api_keys import KeyRing, key_in_headers
 from regard.serve.blocking_calls import Message, Receive, Send
-from regard.serve.metrics import METHODS, Metrics
 from regard.serve.rate_limits import RateLimit
 from regard.serve.request_bodies import RequestBody, parse_form
 from regard.serve.request_context import RequestContext
+from regard.serve.server_metrics import METHODS, Metrics
 from regard.serve.settings import ServeSettings
 
 Scope = dict[str, Any]
@@ -83,7 +83,8 @@ class Observation:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state: dict[str, Any] = scope.setdefault("state", {})
-        state["context"] = RequestContext(request_id, address_of(scope), begun + self.settings.timeout)
+        seconds = self.settings.file_timeout if scope["path"] in FILE_PATHS else self.settings.timeout
+        state["context"] = RequestContext(request_id, address_of(scope), begun + seconds)
         status, size = 0, 0
 
         async def observed(message: Message) -> None:

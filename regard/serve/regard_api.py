@@ -114,7 +114,7 @@ class GenerateRequest(GenerationFields):
     top: Annotated[int, Field(ge=0, le=20)] = 5
 
 
-class ClassifyRequest(RequestModel):
+class ClassificationRequest(RequestModel):
     """The fields of POST /regard/classify; `text` is a data URL for a model of images."""
 
     text: str
@@ -230,9 +230,9 @@ def make_router(service: Service) -> APIRouter:
             request, entry, lambda generator: token_events(generator, prompt, options, asked.top), error_event
         )
 
-    @router.post("/classify", summary="Classify a text", openapi_extra=body_schema(ClassifyRequest))
+    @router.post("/classify", summary="Classify a text", openapi_extra=body_schema(ClassificationRequest))
     async def classify(request: Request) -> Response:
-        asked = await service.read(request, ClassifyRequest)
+        asked = await service.read(request, ClassificationRequest)
         entry = service.choose(asked.model, "classification", "images")
         item: Any = asked.text if asked.pair is None else [asked.text, asked.pair]
 

@@ -105,7 +105,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def drop_new_connections(descriptor: int) -> None:
-    """Let the kernel (Linux) ignore attempts to connect to a listening socket, and keep those that have succeeded.
+    """Let the kernel (Linux) ignore attempts to connect to a server socket, and keep those that have succeeded.
 
     Connections that wait to be accepted when a socket is closed would be reset, after their clients have sent requests. A
     client that is ignored tries again after a second, and is refused or reaches another server. The filter is a program of
@@ -116,8 +116,8 @@ def drop_new_connections(descriptor: int) -> None:
     attach = getattr(socket, "SO_ATTACH_FILTER", 26)
     if not sys.platform.startswith("linux"):
         return
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, attach, filter)
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as server_socket:
+        server_socket.setsockopt(socket.SOL_SOCKET, attach, filter)
 
 
 def make_server(settings: ServeSettings, store: ModelStore) -> DrainingServer:

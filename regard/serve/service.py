@@ -19,9 +19,9 @@ from starlette.responses import Response
 from regard.errors import RegardError
 from regard.serve.api_errors import ApiError, limit_error
 from regard.serve.blocking_calls import BlockingCalls, EventStream
-from regard.serve.metrics import Metrics
 from regard.serve.request_bodies import M, RequestBody, RequestModel, validate
 from regard.serve.request_context import ServeError
+from regard.serve.server_metrics import Metrics
 from regard.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -162,9 +162,8 @@ BODIES: dict[str, type[RequestModel]] = {}  # models of request bodies by their 
 
 def body_schema(model: type[RequestModel], kinds: Iterable[str] = ("application/json",)) -> dict[str, Any]:
     """Return the part of an OpenAPI document that describes the body of a request."""
-    name = f"{model.__module__.rpartition('.')[2].removesuffix('_api')}.{model.__name__}"
-    BODIES[name] = model
-    schema = {"$ref": f"#/components/schemas/{name}"}
+    BODIES[model.__name__] = model
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}}
 
 

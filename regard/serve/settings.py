@@ -12,6 +12,7 @@ from pathlib import Path
 from regard.errors import RegardError
 
 KIB, MIB = 1 << 10, 1 << 20
+TIMES = ("timeout", "file_timeout", "header_timeout", "body_timeout", "keep_alive", "queue_tokens")  # above 0
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ServeSettings:
     queue_tokens: int = 1 << 16  # tokens that wait for decoding, for each model
     memory_limit: int | None = None  # of loaded models
     timeout: float = 60.0  # from the arrival of a request to its answer
+    file_timeout: float = 600.0  # the same for a file
     drain: float = 30.0  # after SIGTERM, for requests that have begun
     drain_delay: float = 1.0  # after SIGTERM, while new connections are still accepted
     header_timeout: float = 10.0
@@ -40,7 +42,7 @@ class ServeSettings:
     rate_per_address: float = 0.0
     max_requests: int = 512  # in progress at the same time
     max_body: int = MIB
-    max_file: int = 10 * MIB
+    max_file: int = 2 * MIB
     max_header_bytes: int = 32 * KIB
     max_headers: int = 100
     max_json_depth: int = 32
@@ -59,7 +61,7 @@ class ServeSettings:
         if not 0 <= self.port < 1 << 16:
             raise RegardError(f"--port must be from 0 to 65535, not {self.port}")
         for name, value in vars(self).items():
-            is_limit = name.startswith("max_") or name in ("timeout", "queue_tokens", "header_timeout", "body_timeout")
+            is_limit = name.startswith("max_") or name in TIMES
             if is_limit and value <= 0:
                 raise RegardError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
             if name in ("rate_per_key", "rate_per_address", "workers", "drain", "drain_delay") and value < 0:

@@ -163,11 +163,8 @@ def test_files_and_ports_are_checked_before_anything_is_loaded(tmp_path: Path) -
 
     with pytest.raises(RegardError, match="tls-cert"):
         check_settings(ServeSettings(tls_cert=tmp_path / "a", tls_key=tmp_path / "b"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(RegardError, match="another --port"):
-            check_settings(ServeSettings(port=taken.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RegardError, match="another --port"):
+        check_settings(ServeSettings(port=taken.getsockname()[1]))
 
 
 def test_log_lines_are_json_without_control_characters() -> None:
