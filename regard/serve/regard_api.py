@@ -30,7 +30,6 @@ from regard.decode.generation import TextStreamer, check_generation, choose_toke
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
-from regard.inference.arguments import decode_config
 from regard.inference.classifier import Classifier
 from regard.inference.generator import Generator
 from regard.inference.translator import Translation, Translator, is_spaced
@@ -44,8 +43,8 @@ from regard.serve.image_input import classify_items, write_image
 from regard.serve.openai_api import Completion, GenerationFields, Message, generation_options, read_messages
 from regard.serve.request_bodies import RequestModel
 from regard.serve.request_context import current_request
-from regard.serve.service import Service, body_schema, dump, options_of
-from regard.text.alignment import word_spans
+from regard.serve.service import Service, body_schema, dump, loading, options_of
+from regard.text.alignment import Link, word_spans
 from regard.text.chat_template import DEFAULT_CHAT_TEMPLATE
 from regard.text.formality import detect_form, forms_of_address, split_form
 from regard.text.language_identification import Direction, identify_language
@@ -79,6 +78,7 @@ class AlternativesRequest(RequestModel):
     prefix: str = ""
     to: str | None = None
     source: str | None = None
+    formality: str | None = None
     model: str | None = None
     n: Annotated[int, Field(ge=1)] = 5
 
@@ -171,6 +171,7 @@ def make_router(service: Service) -> APIRouter:
         asked = await service.read(request, AlternativesRequest)
         service.check_texts([asked.text, asked.prefix], "text")
         service.check_limit("n", asked.n, "max_alternatives", "n")
+        check_formality(asked.formality)
         entry = service.choose(asked.model, "translation")
         return await service.reply(
             request, entry, lambda translator: {"alternatives": find_alternatives(translator, asked)}
@@ -340,7 +341,9 @@ class ModelCopies:
             if self._kept is None or self._kept.name != entry.name:
                 self._kept = None
                 gc.collect()
-                self._kept = ModelCopy(entry.name, load_model(Path(entry.path), pick_device(self._device), "fp32"))
+                with loading(entry):
+                    package = load_model(Path(entry.path), pick_device(self._device), "fp32")
+                self._kept = ModelCopy(entry.name, package)
             yield self._kept
         finally:
             self._lock.release()
@@ -528,11 +531,17 @@ def find_alternatives(translator: Translator, asked: AlternativesRequest) -> lis
     next word count together."""
     model: Any = translator.model
     device = next(model.parameters()).device
-    to = TextTranslation(
-        translator, TranslateRequest(text=asked.text, to=asked.to, source=asked.source)
-    ).direction.target
-    (ids,), _ = translator.encode_sources([asked.text], to or None)
-    tokenizer, config = translator.tokenizers.target, decode_config(translator.options, {})
+    like = TranslateRequest(text=asked.text, to=asked.to, source=asked.source, formality=asked.formality)
+    whole = TextTranslation(translator, like)
+    direction, text = whole.direction, asked.text
+    if not direction.source:
+        return []
+    if direction.via:  # the last step of the way decides the words
+        text = translator.translate(text, direction.via, direction.source).text
+    form = whole.options.get("formality", "")
+    to = f"{direction.target}-{form}" if form in translator.forms.get(direction.target, ()) else direction.target
+    (ids,), _ = translator.encode_sources([text], to)
+    tokenizer, config = translator.tokenizers.target, translator.options
     if not ids:
         return []
     source = translator.token_template.wrap(ids)
@@ -559,7 +568,17 @@ def find_alternatives(translator: Translator, asked: AlternativesRequest) -> lis
             if is_open[i]:
                 is_open[i] = token != model.config.eos_token_id
                 rows[i] += [token] * is_open[i]
-    return group_by_word(tokenizer, prefix, rows, top.values.exp().tolist(), asked.n, model.config.eos_token_id)
+    found = group_by_word(tokenizer, prefix, rows, top.values.exp().tolist(), asked.n, model.config.eos_token_id)
+    links = translator.align_sentences([(asked.text, one["text"]) for one in found], [direction.pair] * len(found))
+    return [
+        one | {"alignment": place_links(asked.text, one["text"], own)} for one, own in zip(found, links, strict=True)
+    ]
+
+
+def place_links(source: str, target: str, links: Sequence[Link]) -> list[list[int]]:
+    """Return links between words of two texts, counted in UTF-16 code units."""
+    a, b = utf16_offsets(source), utf16_offsets(target)
+    return [[a.at(x.source_begin), a.at(x.source_end), b.at(x.target_begin), b.at(x.target_end)] for x in links]
 
 
 def group_by_word(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI
@@ -72,23 +72,11 @@ class Service:
 
     @contextmanager
     def lease(self, entry: ModelEntry) -> Iterator[LoadedModel]:
-        """Hold a loaded model; one that cannot be loaded is an error of the server, whose cause is only logged."""
-        lease = self.store.lease(entry.name)
-        try:
-            loaded = lease.__enter__()
-        except ServeError:
-            raise
-        except (RegardError, OSError) as error:
-            log.error("a model cannot be loaded", extra={"fields": {"model": entry.name, "reason": str(error)}})
-            message = f"the model {entry.name!r} cannot be loaded; the log of the server says why"
-            raise ApiError(503, message, code="model_not_loaded", retry_after=30) from None
-        try:
+        """Hold a loaded model."""
+        with ExitStack() as stack:
+            with loading(entry):
+                loaded = stack.enter_context(self.store.lease(entry.name))
             yield loaded
-        except BaseException as error:
-            if not lease.__exit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            lease.__exit__(None, None, None)
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -144,6 +132,19 @@ class Service:
         limit = getattr(self.settings, name)
         if value is not None and value > limit:
             raise limit_error(what, value, limit, f"--{name.replace('_', '-')}", param or None)
+
+
+@contextmanager
+def loading(entry: ModelEntry) -> Iterator[None]:
+    """Turn the error of a model that cannot be loaded into one of the server, whose cause is only logged."""
+    try:
+        yield
+    except ServeError:
+        raise
+    except (RegardError, OSError) as error:
+        log.error("a model cannot be loaded", extra={"fields": {"model": entry.name, "reason": str(error)}})
+        message = f"the model {entry.name!r} cannot be loaded; the log of the server says why"
+        raise ApiError(503, message, code="model_not_loaded", retry_after=30) from None
 
 
 def dump(value: Any) -> bytes:

@@ -117,11 +117,14 @@ def test_alternatives_begin_with_the_prefix_and_differ_in_their_next_word(client
     for each in found:
         assert each["text"].startswith("Der Mann")
         assert each["text"].removeprefix("Der Mann").lstrip().startswith(each["next"])
+        for a, b, c, d in each["alignment"]:
+            assert 0 <= a < b <= len(asked["text"])
+            assert 0 <= c < d <= len(each["text"])
     values = [each["probability"] for each in found]
     assert values == sorted(values, reverse=True)
     assert 0 < sum(values) <= 1
     assert client.post("/regard/alternatives", json={**asked, "n": 11}).status_code == 400
-    assert client.post("/regard/alternatives", json={**asked, "text": "word " * 60}).status_code == 400
+    assert client.post("/regard/alternatives", json={**asked, "text": "The man went to the house. " * 9}).status_code == 400
 
 
 # ---- looking into models ---------------------------------------------------------------------------------------------
@@ -143,6 +146,14 @@ def test_look_into_other_kinds_of_models(client: TestClient, model: str, text: s
     found = client.post("/regard/look", json={"text": text, "model": model})
     assert found.status_code == 200
     assert found.json()["document"]["views"][0]["attention"]
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_of_the_server_without_its_path(
+    client: TestClient, store: FakeStore
+) -> None:
+    found = client.post("/regard/look", json={"text": "Hello.", "model": "rule"})  # there is no folder of this name
+    assert (found.status_code, found.json()["error"]["code"]) == (503, "model_not_loaded")
+    assert str(store.entries["rule"].path) not in found.text
 
 
 def test_a_path_is_never_opened_as_a_picture(client: TestClient, tmp_path: Any) -> None:
