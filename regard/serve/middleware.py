@@ -26,7 +26,7 @@ from regard.serve.api_keys import KeyRing, key_in_headers
 from regard.serve.blocking_calls import Message, Receive, Send
 from regard.serve.rate_limits import RateLimit
 from regard.serve.request_bodies import RequestBody, parse_form
-from regard.serve.request_context import RequestContext
+from regard.serve.request_context import Overloaded, RequestContext
 from regard.serve.server_metrics import METHODS, Metrics
 from regard.serve.settings import ServeSettings
 
@@ -126,6 +126,7 @@ class Admission:
 
     def __init__(self, app: App, settings: ServeSettings, metrics: Metrics, keys: KeyRing | None) -> None:
         self.app, self.settings, self.metrics, self.keys = app, settings, metrics, keys
+        self.buffered = 0  # bytes of the bodies of requests in progress
         self.by_key = RateLimit(settings.rate_per_key, "API key", "--rate-per-key")
         self.by_address = RateLimit(settings.rate_per_address, "address", "--rate-per-address")
 
@@ -150,6 +151,7 @@ class Admission:
                 raise
             await error_response(scope["path"], found)(scope, receive, noting)
         finally:
+            self.buffered -= scope["state"].pop("buffered", 0)
             late = scope["state"].pop("error", None)  # of a stream that had begun
             if late is not None:
                 log_error(scope, late, as_api_error(late))
@@ -158,8 +160,8 @@ class Admission:
         """Return the body of a request that may be answered, if it has one."""
         try:
             return await self._check(scope, receive)
-        except ApiError as error:
-            self.metrics.refused.labels(error.code or "invalid").inc()
+        except (ApiError, Overloaded) as error:
+            self.metrics.refused.labels(as_api_error(error).code or "invalid").inc()
             raise
 
     async def _check(self, scope: Scope, receive: Receive) -> RequestBody | None:
@@ -244,6 +246,11 @@ class Admission:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             check_size(size)
+            self.buffered += len(parts[-1])
+            scope["state"]["buffered"] = size
+            if self.buffered > self.settings.max_buffered:
+                what = "bytes of requests in progress (--max-buffered)"
+                raise Overloaded(what, self.settings.max_buffered, self.buffered)
             more = message.get("more_body", False)
         return b"".join(parts)
 

@@ -43,6 +43,7 @@ class ServeSettings:
     max_requests: int = 512  # in progress at the same time
     max_body: int = MIB
     max_file: int = 2 * MIB
+    max_buffered: int = 256 * MIB  # of the bodies of all requests in progress
     max_header_bytes: int = 32 * KIB
     max_headers: int = 100
     max_json_depth: int = 32

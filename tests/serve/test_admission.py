@@ -235,6 +235,13 @@ def test_a_body_without_a_length_is_counted_as_it_arrives(make_client: Any) -> N
     assert make_client(max_body=1000).post("/v1/completions", content=parts()).status_code == 413
 
 
+def test_the_bodies_of_all_requests_have_a_limit(make_client: Any) -> None:
+    client = make_client(max_buffered=1000)
+    assert client.post("/translate", json={**HELLO, "q": "Hello. " * 200}).status_code == 429
+    for _ in range(30):  # what was read is given back
+        assert client.post("/translate", json=HELLO).status_code == 200
+
+
 def test_files_have_their_own_limit(make_client: Any) -> None:
     client = make_client(max_body=100, max_file=5000)
     form = {"source": "en", "target": "de"}
