@@ -27,6 +27,7 @@ from regard.cli import (
 from regard.cli.filter_commands import filter_app
 from regard.cli.look_commands import look_app
 from regard.cli.options import ALL_SECTIONS, App, split_settings
+from regard.cli.serve_commands import serve_app
 from regard.cli.study_commands import study_app
 from regard.cli.tokenizer_commands import tokenizer_app
 from regard.cli.vector_commands import vectors_app
@@ -42,6 +43,7 @@ PANELS: dict[str, tuple[tuple[str, Any, tuple[str, ...]], ...]] = {
         ("classify", text_commands.classify, ()),
         ("embed", text_commands.embed, ()),
         ("score", text_commands.score, ()),
+        ("serve", serve_app, ()),
     ),
     "Train": (
         ("train", train_commands.train, ALL_SECTIONS),
