@@ -10,6 +10,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -63,12 +64,18 @@ def load(recipe: str | Path) -> dict[str, Any]:
     return {"name": path.stem, **values}
 
 
+@cache
+def type_hints(cls: Any) -> dict[str, Any]:
+    """Return the types of the settings of a dataclass, which take Python a millisecond to find out."""
+    return get_type_hints(cls)
+
+
 def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:
     """Build a checked dataclass from nested dictionaries; missing settings keep their defaults.
 
     A table of a part, such as `[model.yarn]`, is a RegardError where the model does not have that part.
     """
-    hints, known = get_type_hints(cls), fields_of(cls)
+    hints, known = type_hints(cls), fields_of(cls)
     built: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{where}{key}"

@@ -6,10 +6,10 @@ import difflib
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 from regard.config import DecodeConfig
-from regard.config.recipes import build
+from regard.config.recipes import build, type_hints
 from regard.text.glossary import Glossary
 
 Formality = Literal["auto", "formal", "familiar"]  # how a translation addresses people
@@ -55,7 +55,7 @@ def decode_config(own: DecodeConfig, options: Mapping[str, Any]) -> DecodeConfig
 
     An unknown name or a value of the wrong type is a TypeError, a value out of range a RegardError.
     """
-    hints = get_type_hints(DecodeConfig)
+    hints = type_hints(DecodeConfig)
     for name, value in options.items():
         if name not in hints:
             near = difflib.get_close_matches(name, hints, n=1)

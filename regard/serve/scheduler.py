@@ -26,7 +26,7 @@ from regard.decode.constraints import Hypothesis, check_options
 from regard.decode.generation import GenerationRequest
 from regard.errors import RegardError
 from regard.serve.batch_runner import DecodeEvent, DecodeTask
-from regard.serve.decoding_workers import Lost, Report, Worker
+from regard.serve.decoding_workers import DecodingWorker, Lost, Report
 from regard.serve.request_context import Draining, Overloaded, RequestContext, ServeError, WorkerLost, current_request
 from regard.text.special_tokens import SpecialTokenTemplate
 
@@ -57,7 +57,7 @@ class QueuedTask:
 class WorkerPlace:
     """A worker and the tasks that it decodes."""
 
-    worker: Worker | None
+    worker: DecodingWorker | None
     tasks: dict[int, QueuedTask] = field(default_factory=dict)
     rows: int = 0  # hypotheses of its tasks
     failures: int = 0  # deaths since it last finished a task
@@ -73,7 +73,7 @@ class WorkerPlace:
         return one is not None
 
 
-MakeWorker = Callable[[Report, Lost], Worker]
+MakeWorker = Callable[[Report, Lost], DecodingWorker]
 
 
 class Scheduler:
