@@ -27,15 +27,15 @@ from PIL import Image
 
 MODEL = "en-de-fr-zh"
 ANIMAL = "The animal could not cross the street because it was too tired."
-OTHER_SENTENCES = {  # name: (sentence, target language, change)
-    "tree": ("How are you?", "fr", ()),
-    "compare": ("The old woman gave the children two red apples.", "de", ("--forbid", "zwei>two")),
+OTHER_SENTENCES = {  # name: (sentence, target language, other options)
+    "tree": ("How are you?", "fr", ("--decode.beam", "4")),
+    "compare": ("The old woman gave the children two red apples.", "de", ("--forbid", "alte>old")),
 }
-ENCODER = "kind=encoder&layer=7&head=3"
-IT = 9  # the position of "it" among the pieces of the sentence
+ENCODER = "kind=encoder&layer=7&head=7"
+IT = 10  # the position of "it" among the pieces of the sentence
 
 VIEWS = {  # name: (what stands after "#", the cell to point at)
-    "attention": (f"{ENCODER}&words=1&queries={IT}", "9,2"),
+    "attention": (f"{ENCODER}&words=1&queries={IT}", "9,2"),  # "it" is word 9: "street" has two pieces
     "lines": (f"show=lines&{ENCODER}&words=1&queries={IT}", ""),
     "heads": (f"{ENCODER}&show=grid", ""),
     "chain": (f"tab=chain&{ENCODER}&queries={IT}", ""),
@@ -48,7 +48,7 @@ VIEWS = {  # name: (what stands after "#", the cell to point at)
     "alignment": ("", ""),
 }
 COMMANDS = {  # name: the arguments of `regard look`
-    "it": ("attention", MODEL, ANIMAL, "--layer", "encoder.7.self", "--head", "3", "--words"),
+    "it": ("attention", MODEL, ANIMAL, "--layer", "encoder.7.self", "--head", "7", "--words"),
     "words": ("alignment", MODEL, "I ate an apple."),
     "statistics": ("statistics", MODEL, ANIMAL),
     "training": ("training", "{path}"),
@@ -60,10 +60,10 @@ NEED_A_PATH = ("gpt", "bert", "picture", "alignment", "training", "gradients", "
 
 def bundled_page(name: str, folder: Path) -> Path:
     """Return the page of the bundled model that a picture needs, written if it is not there."""
-    sentence, language, change = OTHER_SENTENCES.get(name, (ANIMAL, "de", ()))
+    sentence, language, options = OTHER_SENTENCES.get(name, (ANIMAL, "de", ()))
     path = folder / f"{len(sentence)}.html"
     if not path.exists():
-        look("page", MODEL, sentence, "--to", language, *change, "-o", str(path))
+        look("page", MODEL, sentence, "--to", language, *options, "-o", str(path))
     return path
 
 
