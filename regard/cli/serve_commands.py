@@ -60,7 +60,7 @@ def run(
     memory_limit: Annotated[
         float, limits(help="GiB of loaded models; those least recently used are unloaded. 0 = no limit.")
     ] = 0.0,
-    max_requests: Annotated[int, limits(help="Requests in progress.")] = 512,
+    max_requests: Annotated[int, limits(help="Requests in progress.")] = 128,
     max_body: Annotated[int, limits(help="Bytes of a request.")] = 1 << 20,
     max_file: Annotated[int, limits(help="Bytes of a file to translate.")] = 2 << 20,
     max_buffered: Annotated[int, limits(help="Bytes of all requests in progress.")] = 256 << 20,

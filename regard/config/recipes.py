@@ -10,7 +10,6 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -64,10 +63,14 @@ def load(recipe: str | Path) -> dict[str, Any]:
     return {"name": path.stem, **values}
 
 
-@cache
+HINTS: dict[Any, dict[str, Any]] = {}
+
+
 def type_hints(cls: Any) -> dict[str, Any]:
     """Return the types of the settings of a dataclass, which take Python a millisecond to find out."""
-    return get_type_hints(cls)
+    if cls not in HINTS:
+        HINTS[cls] = get_type_hints(cls)
+    return HINTS[cls]
 
 
 def build(values: Mapping[str, Any], cls: type[C], where: str = "") -> C:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -48,6 +49,33 @@ class Draining(ServeError):
     retry_after = 5.0
 
 
+class Cancellation:
+    """A flag that calls functions when it is set, so that nobody has to look at it again and again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_set = False
+        self._functions: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Set the flag, and call the functions in this thread."""
+        with self._lock:
+            functions, self._functions, self._is_set = self._functions, [], True
+        for function in functions:
+            function()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function when the flag is set, which may be now."""
+        with self._lock:
+            if not self._is_set:
+                self._functions.append(function)
+                return
+        function()
+
+
 @dataclass
 class RequestContext:
     """One request of a client."""
@@ -55,7 +83,7 @@ class RequestContext:
     id: str
     client: str  # requests of different clients are decoded in turns
     deadline: float = float("inf")  # of time.monotonic()
-    cancelled: threading.Event = field(default_factory=threading.Event)  # set when the client is gone
+    cancelled: Cancellation = field(default_factory=Cancellation)  # set when the client is gone
 
     def check(self) -> None:
         """Raise an error if nobody waits for the answer any more."""

@@ -27,10 +27,17 @@ from regard.decode.generation import GenerationRequest
 from regard.errors import RegardError
 from regard.serve.batch_runner import DecodeEvent, DecodeTask
 from regard.serve.decoding_workers import DecodingWorker, Lost, Report
-from regard.serve.request_context import Draining, Overloaded, RequestContext, ServeError, WorkerLost, current_request
+from regard.serve.request_context import (
+    Cancelled,
+    Draining,
+    Overloaded,
+    RequestContext,
+    ServeError,
+    WorkerLost,
+    current_request,
+)
 from regard.text.special_tokens import SpecialTokenTemplate
 
-POLL_SECONDS = 0.02  # between two looks at whether a client is gone
 RESTARTS = 5  # a worker that dies so often without having done anything is not replaced any more
 
 
@@ -150,6 +157,7 @@ class Scheduler:
         context = current_request.get() or RequestContext("", "")
         context.check()
         ticket = Ticket(context, {task.number for task in tasks})
+        context.cancelled.call(lambda: ticket.events.put(Cancelled("the client has closed the connection")))
         self._submit([self._cost(task, ticket) for task in tasks])
         try:
             while ticket.left:
@@ -168,9 +176,10 @@ class Scheduler:
         while True:
             ticket.context.check()
             try:
-                event = ticket.events.get(timeout=POLL_SECONDS)
+                left = ticket.context.deadline - time.monotonic()
+                event = ticket.events.get(timeout=max(0.0, left) if left < threading.TIMEOUT_MAX else None)
             except queue.Empty:
-                continue
+                continue  # `check` raises the error
             if isinstance(event, ServeError):
                 raise event
             if event.number not in ticket.left:

@@ -40,7 +40,7 @@ class ServeSettings:
     keep_alive: float = 15.0
     rate_per_key: float = 0.0  # requests a minute of one API key; 0: no limit
     rate_per_address: float = 0.0
-    max_requests: int = 512  # in progress at the same time
+    max_requests: int = 128  # in progress at the same time
     max_body: int = MIB
     max_file: int = 2 * MIB
     max_buffered: int = 256 * MIB  # of the bodies of all requests in progress

@@ -317,6 +317,7 @@ def test_a_killed_process_is_replaced(store: ModelStore) -> None:
         scheduler = loaded.scheduler
         assert scheduler is not None
         before = {place.worker.pid for place in scheduler.places if isinstance(place.worker, ProcessWorker)}
+        lost = scheduler.lost_workers
         errors: list[Any] = []
 
         def call() -> None:
@@ -334,7 +335,7 @@ def test_a_killed_process_is_replaced(store: ModelStore) -> None:
             os.kill(pid, signal.SIGKILL)
         thread.join(20)
         assert isinstance(errors[0], WorkerLost)
-        wait_until(lambda: scheduler.statistics()["workers"] == 2)
+        wait_until(lambda: scheduler.lost_workers == lost + 2 and scheduler.statistics()["workers"] == 2)
         assert len(loaded.inference.translate_sentences(SENTENCES[:2])) == 2
         after = {place.worker.pid for place in scheduler.places if isinstance(place.worker, ProcessWorker)}
         assert not before & after
