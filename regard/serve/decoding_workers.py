@@ -32,7 +32,6 @@ from regard.serve.batch_runner import BatchRunner, DecodeEvent, DecodeTask
 
 Report = Callable[[list[DecodeEvent]], None]  # called with events, in a thread of the worker
 Lost = Callable[[], None]  # called when the worker has died
-NICENESS = 5  # of workers, so that the server answers at once however busy they are
 START_SECONDS = 120.0  # within which a model must be loaded
 
 
@@ -248,7 +247,6 @@ def fork_workers(control: socket.socket, path: Path, weights: str) -> None:
             control.sendall(child.to_bytes(4, "little"))
             continue
         control.close()
-        os.nice(NICENESS)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             run_worker(stream, model)
         os._exit(0)

@@ -73,6 +73,19 @@ class WorkerPlace:
         self.tasks[one.task.number] = one
         self.rows += one.rows
 
+    def has_room(self, one: QueuedTask, rows: int) -> bool:
+        """Return whether a task fits into so many rows; a worker without tasks takes any."""
+        return not self.tasks or self.rows + one.rows <= rows
+
+    def padding_with(self, one: QueuedTask) -> tuple[int, int]:
+        """Return the tokens, with padding, that a task would add to the batch, and the rows that are there.
+
+        All rows of a batch are as long as the longest: where there is a choice, long sequences go to one worker and short
+        ones to another."""
+        longest = max((len(other.task.ids) for other in self.tasks.values()), default=0)
+        length = len(one.task.ids)
+        return max(length, longest) * (len(self.tasks) + 1) - longest * len(self.tasks), self.rows
+
     def remove(self, number: int) -> bool:
         """Forget a task, and return whether it was there."""
         one = self.tasks.pop(number, None)
@@ -218,12 +231,13 @@ class Scheduler:
             alive = [i for i, place in enumerate(self.places) if place.worker is not None]
             if not alive:
                 break
-            which = min(alive, key=lambda i: self.places[i].rows)
-            place = self.places[which]
             client = min(self.waiting, key=lambda name: self.served[name])
             one = self.waiting[client][0]
-            if place.tasks and place.rows + one.rows > self.rows_per_worker:
+            free = [i for i in alive if self.places[i].has_room(one, self.rows_per_worker)]
+            if not free:
                 break
+            which = min(free, key=lambda i: self.places[i].padding_with(one))
+            place = self.places[which]
             self.waiting[client].popleft()
             if not self.waiting[client]:
                 del self.waiting[client]
