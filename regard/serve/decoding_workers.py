@@ -28,10 +28,13 @@ from typing import Any, Protocol
 from regard.config import DecodeConfig
 from regard.decode.constraints import Hypothesis
 from regard.errors import RegardError
+from regard.inference.streaming import return_free_memory
 from regard.serve.batch_runner import BatchRunner, DecodeEvent, DecodeTask
 
 Report = Callable[[list[DecodeEvent]], None]  # called with events, in a thread of the worker
 Lost = Callable[[], None]  # called when the worker has died
+NICENESS = 5  # of workers: the process that reads and answers requests comes first, so health is answered at once
+TRIM_STEPS = 200  # after which a worker returns unused memory; batches of many shapes leave gaps in the heap
 START_SECONDS = 120.0  # within which a model must be loaded
 
 
@@ -218,6 +221,8 @@ def run_worker(stream: socket.socket, model: Any) -> None:
         events = runner.step() if runner.size else []
         if events:
             write_message(stream, [event_message(event) for event in events])
+        if runner.steps % TRIM_STEPS == TRIM_STEPS - 1:
+            return_free_memory()
 
 
 def fork_workers(control: socket.socket, path: Path, weights: str) -> None:
@@ -247,6 +252,7 @@ def fork_workers(control: socket.socket, path: Path, weights: str) -> None:
             control.sendall(child.to_bytes(4, "little"))
             continue
         control.close()
+        os.nice(NICENESS)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             run_worker(stream, model)
         os._exit(0)

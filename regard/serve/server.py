@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from regard.serve.model_store import ModelStore
 
 log = logging.getLogger("regard.serve")
+M_ARENA_MAX = -8  # of mallopt
 SWITCH_INTERVAL = 1e-3  # seconds; the event loop waits so long at most for each thread that holds the interpreter
 
 
@@ -143,9 +144,16 @@ def make_server(settings: ServeSettings, store: ModelStore) -> DrainingServer:
     return DrainingServer(config, app, settings.drain_delay)
 
 
+def limit_arenas() -> None:
+    """Let all threads share two heaps, where the C library is glibc: one a thread would keep what each once needed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
+
+
 def serve(settings: ServeSettings, store: ModelStore) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     configure_logs()
+    limit_arenas()
     sys.setswitchinterval(SWITCH_INTERVAL)
     make_server(settings, store).run()
 
