@@ -124,7 +124,10 @@ def test_alternatives_begin_with_the_prefix_and_differ_in_their_next_word(client
     assert values == sorted(values, reverse=True)
     assert 0 < sum(values) <= 1
     assert client.post("/regard/alternatives", json={**asked, "n": 11}).status_code == 400
-    assert client.post("/regard/alternatives", json={**asked, "text": "The man went to the house. " * 9}).status_code == 400
+    assert (
+        client.post("/regard/alternatives", json={**asked, "text": "The man went to the house. " * 9}).status_code
+        == 400
+    )
 
 
 # ---- looking into models ---------------------------------------------------------------------------------------------
