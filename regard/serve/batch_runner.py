@@ -17,6 +17,7 @@ from regard.config import DecodeConfig
 from regard.decode.beam_search import BeamSearch
 from regard.decode.constraints import Hypothesis, length_limits, pad_rows, uses_cuda_graphs
 from regard.decode.generation import GenerationBatch, GenerationRequest
+from regard.decode.graphs.engine import return_engine
 from regard.decode.sampling import Sampling
 from regard.models.model import LanguageModel
 
@@ -68,6 +69,9 @@ class DecodeBatch(Protocol):
     def remove(self, numbers: set[int]) -> None:
         """Remove sequences that nobody waits for."""
 
+    def close(self) -> None:
+        """Return what the next batch of this kind can use again."""
+
 
 class BeamTranslations:
     """Translations by beam search."""
@@ -92,6 +96,9 @@ class BeamTranslations:
 
     def remove(self, numbers: set[int]) -> None:
         self.search.remove(numbers)
+
+    def close(self) -> None:
+        pass
 
 
 class SampledTranslations:
@@ -135,6 +142,9 @@ class SampledTranslations:
         self.owners = {row: number for row, number in self.owners.items() if row not in rows}
         self.found = {number: found for number, found in self.found.items() if number not in numbers}
 
+    def close(self) -> None:
+        pass
+
 
 class Continuations:
     """Continuations of prompts by a language model."""
@@ -165,6 +175,9 @@ class Continuations:
         self._remove_rows([row for number, row in self.rows.items() if number in numbers])
         self.rows = {number: row for number, row in self.rows.items() if number not in numbers}
         self.reported = {number: n for number, n in self.reported.items() if number not in numbers}
+
+    def close(self) -> None:
+        pass
 
     def _add_rows(self, rows: list[GenerationRequest]) -> None:
         self.batch.add(rows)
@@ -218,6 +231,9 @@ class SlotTranslations:
     def remove(self, numbers: set[int]) -> None:
         self.job.drop(numbers)
 
+    def close(self) -> None:
+        return_engine(self.job.engine)  # its graph need not be captured again
+
 
 class SlotContinuations(Continuations):
     """Continuations in the slots of a CUDA graph, of prompts that end before a column."""
@@ -230,6 +246,9 @@ class SlotContinuations(Continuations):
         self.model, self.rows, self.reported = model, {}, {}
         self.job = OpenGeneration(model, options, columns, SLOTS)
         self.before: Any = None
+
+    def close(self) -> None:
+        return_engine(self.job.engine)
 
     def _add_rows(self, rows: list[GenerationRequest]) -> None:
         self.job.waiting.extend(rows)
@@ -340,5 +359,6 @@ class BatchRunner:
         used = set(self.places.values())
         for key in [key for key in self.waiting if key not in used]:
             del self.waiting[key]
-            self.batches.pop(key, None)
+            if key in self.batches:
+                self.batches.pop(key).close()
             self.steps_since_join.pop(key, None)

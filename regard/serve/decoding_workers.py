@@ -2,10 +2,10 @@
 
 A process per core decodes in one thread, since the threads of a small matrix product mostly wait for each other. The
 processes are forked from one that has loaded the model (`python -m regard.serve.decoding_workers`), so they share its
-weights, and a worker that dies is replaced within milliseconds. That process has a single thread: forking the server itself,
-which has many, would not be safe. Messages are JSON, with their length in front.
+weights, and a worker that dies is replaced without loading the model again. That process has a single thread: forking the
+server itself, which has many, would not be safe. Messages are JSON, with their length in front.
 
-A worker takes `DecodeTask`s and returns `DecodeEvent`s. It reports that it was lost by an event queue that ends.
+A worker takes `DecodeTask`s and returns `DecodeEvent`s. When it has died, the function `lost` that it was made with is called.
 """
 
 from __future__ import annotations

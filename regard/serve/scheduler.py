@@ -106,7 +106,7 @@ class Scheduler:
         self.waiting: dict[str, deque[QueuedTask]] = {}  # by client
         self.served: dict[str, float] = {}  # tokens decoded for each client that has tasks
         self.queued_tokens = 0
-        self.is_draining = self.is_closed = False
+        self.is_closed = False
         self.lost_workers = 0
         self.done_tasks = 0
         self.places = [WorkerPlace(None) for _ in range(workers)]

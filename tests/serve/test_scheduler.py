@@ -22,7 +22,7 @@ from regard.decode.generation import make_request
 from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.models.architectures import make_model
-from regard.serve.batch_runner import BatchRunner, DecodeEvent, DecodeTask
+from regard.serve.batch_runner import BatchRunner, DecodeEvent, DecodeTask, SlotTranslations
 from regard.serve.decoding_workers import ProcessWorker, ThreadWorker, WorkerProcesses
 from regard.serve.model_store import ModelStore
 from regard.serve.request_context import (
@@ -428,3 +428,12 @@ def test_a_worker_in_a_thread_decodes_like_a_process(folders: dict[str, Path]) -
 def test_a_prompt_that_leaves_no_room_is_refused_before_it_waits(store: ModelStore) -> None:
     with store.lease("writer") as loaded, pytest.raises(Exception, match="at most 64"):
         make_request([5] * 64, 0, DecodeConfig(), loaded.inference.model)
+
+
+def test_a_batch_in_slots_returns_its_engine_for_the_next_one(folders: dict[str, Path]) -> None:
+    """A CUDA graph takes long to capture, so it outlives the requests that it was captured for."""
+    model: Any = Translator.load(folders["translator"]).model
+    batch = SlotTranslations(model, DecodeConfig(beam=2, max_len_b=4), (1,), 32)
+    engine = batch.job.engine
+    batch.close()
+    assert SlotTranslations(model, DecodeConfig(beam=2, max_len_b=4), (1,), 32).job.engine is engine
