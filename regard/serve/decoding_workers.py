@@ -5,7 +5,7 @@ processes are forked from one that has loaded the model (`python -m regard.serve
 weights, and a worker that dies is replaced without loading the model again. That process has a single thread: forking the
 server itself, which has many, would not be safe. Messages are JSON, with their length in front.
 
-A worker takes `DecodeTask`s and returns `DecodeEvent`s. When it has died, the function `lost` that it was made with is called.
+A worker takes `DecodeTask`s and returns `DecodeEvent`s. When it has died, its function `lost` is called.
 """
 
 from __future__ import annotations
