@@ -81,9 +81,16 @@ def set_up_device(config: TrainConfig) -> tuple[torch.device, torch.dtype]:
         torch.set_num_threads(config.threads or cpu_cores())
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-        # cuDNN's attention sometimes returns NaN gradients under a mask in bf16 (seen with cuDNN 9.19, torch 2.11).
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        avoid_cudnn_attention()
     return device, pick_precision(config.precision, device)
+
+
+def avoid_cudnn_attention() -> None:
+    """Let torch choose other kernels than cuDNN's for attention.
+
+    cuDNN's attention plans for milliseconds at every new shape, which decoding has many of, and its gradients under a mask
+    in bf16 are sometimes NaN (both seen with cuDNN 9.19, torch 2.11)."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def describe(device: torch.device) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from regard import model_folder
 from regard.config.recipes import to_dict
+from regard.device import avoid_cudnn_attention
 from regard.files import read_json
 from regard.layers.quantization import convert_weights
 from regard.model_folder import ModelPackage, find, read_config
@@ -19,6 +20,8 @@ def load_model(path: Path, device: torch.device, weights: str = "auto") -> Model
 
     `weights` is the precision of the weights, as for `model_folder.load`.
     """
+    if device.type == "cuda":
+        avoid_cudnn_attention()
     folder = find(path)
     if not is_huggingface(folder):
         return model_folder.load(path, device, weights)

@@ -8,7 +8,7 @@ time. On a GPU the batches are the slots of CUDA graphs (decode/graphs/).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +21,11 @@ from regard.decode.graphs.engine import return_engine
 from regard.decode.sampling import Sampling
 from regard.models.model import LanguageModel
 
-SHORTEST = 32  # tokens of the shortest slots
+SHORTEST = 128  # tokens of the shortest slots; longer ones have four times as many, as few steps for all as possible
 JOIN_SHARE = 4  # new sequences join when they are one of so many
 JOIN_STEPS = 4  # ... or after so many steps
-SLOTS = 256  # sequences in the slots of a CUDA graph, if memory allows
+FEW_SLOTS, MANY_SLOTS = 256, 1024  # sequences in the slots of a CUDA graph, if memory allows: few decode faster
+MANY, FEW = 512, 128  # sequences from which on there are many slots, and up to which there are few again
 ROWS = 64  # hypotheses that read their sources together: a core gains nothing from more
 
 
@@ -209,10 +210,10 @@ class SlotTranslations:
 
     joins_at_once = True
 
-    def __init__(self, model: Any, options: DecodeConfig, start: tuple[int, ...], width: int) -> None:
+    def __init__(self, model: Any, options: DecodeConfig, start: tuple[int, ...], width: int, slots: int) -> None:
         from regard.decode.graphs.decoding import OpenTranslation
 
-        self.job = OpenTranslation(model, options, start, width, SLOTS)
+        self.job = OpenTranslation(model, options, start, width, slots)
         self.before: Any = None  # the snapshot that is read while the next steps run
 
     @property
@@ -240,11 +241,11 @@ class SlotContinuations(Continuations):
 
     joins_at_once = True
 
-    def __init__(self, model: LanguageModel, options: DecodeConfig, columns: int) -> None:
+    def __init__(self, model: LanguageModel, options: DecodeConfig, columns: int, slots: int) -> None:
         from regard.decode.graphs.decoding import OpenGeneration
 
         self.model, self.rows, self.reported = model, {}, {}
-        self.job = OpenGeneration(model, options, columns, SLOTS)
+        self.job = OpenGeneration(model, options, columns, slots)
         self.before: Any = None
 
     def close(self) -> None:
@@ -268,97 +269,148 @@ def read_sources(model: Any, tasks: Sequence[DecodeTask]) -> tuple[torch.Tensor,
     return source, length_limits((source >= 0).sum(1), first.options, model.config.max_len - len(first.start) + 1)
 
 
+def slot_length(tokens: int) -> int:
+    """Return the length of the slots for a sequence: few different ones, since the batches of all lengths take turns."""
+    length = SHORTEST
+    while length < tokens:
+        length *= 4
+    return length
+
+
+@dataclass
+class TaskGroup:
+    """The tasks with the same settings: a batch, and those that wait to join it."""
+
+    options: DecodeConfig
+    start: tuple[int, ...]
+    length: int  # of slots on a GPU, 0 without
+    waiting: list[DecodeTask] = field(default_factory=list)
+    numbers: set[int] = field(default_factory=set)  # of all tasks that are not done
+    batch: DecodeBatch | None = None
+    steps_since_join: int = JOIN_STEPS
+    slots: int = FEW_SLOTS  # of the batch, on a GPU
+    older: DecodeBatch | None = None  # a batch with another number of slots, which is finished
+
+    def step(self, model: Any) -> list[DecodeEvent]:
+        """Let waiting tasks join, and run one step of the batch."""
+        batch, events = self._choose_batch(model), []
+        if batch.joins_at_once:
+            chosen, self.waiting = self.waiting, []
+            events += batch.add(chosen)
+        elif self.waiting and (len(self.waiting) * JOIN_SHARE >= batch.size or self.steps_since_join >= JOIN_STEPS):
+            self.waiting.sort(key=lambda one: len(one.ids))
+            most = max(1, ROWS // (self.options.beam if self.start else 1))
+            chosen, self.waiting = self.waiting[:most], self.waiting[most:]
+            events += batch.add(chosen)
+            self.steps_since_join = 0
+        self.steps_since_join += 1
+        if batch.size:
+            events += batch.step()
+        if self.older is not None:
+            events += self.older.step()
+            if not self.older.size:
+                self.older.close()
+                self.older = None
+        return events
+
+    def _choose_batch(self, model: Any) -> DecodeBatch:
+        """Return the batch that tasks join; on a GPU a new one where another number of slots suits the load."""
+        tasks = len(self.numbers)
+        slots = MANY_SLOTS if tasks >= MANY else FEW_SLOTS if tasks <= FEW else self.slots
+        if self.batch is None:
+            self.slots = slots
+            self.batch = self._make_batch(model)
+        elif self.batch.joins_at_once and slots != self.slots and self.older is None:
+            self.slots, self.older = slots, self.batch
+            self.batch = self._make_batch(model)
+        return self.batch
+
+    def _make_batch(self, model: Any) -> DecodeBatch:
+        options, start = self.options, self.start
+        if self.length:
+            return (
+                SlotTranslations(model, options, start, self.length, self.slots)
+                if start
+                else SlotContinuations(model, options, self.length, self.slots)
+            )
+        if not start:
+            return Continuations(model, options)
+        make = BeamTranslations if options.temperature == 0 and options.beam > 1 else SampledTranslations
+        return make(model, options, start)
+
+    def remove(self, numbers: set[int]) -> None:
+        """Remove tasks that nobody waits for."""
+        self.numbers -= numbers
+        self.waiting = [one for one in self.waiting if one.number not in numbers]
+        for batch in (self.batch, self.older):
+            if batch is not None:
+                batch.remove(numbers)
+
+    def fail(self, error: Exception) -> list[DecodeEvent]:
+        """Give up all tasks: a batch that fails takes only its own tasks with it."""
+        self.batch, self.older, self.waiting = None, None, []
+        text = f"{type(error).__name__}: {error}"
+        return [DecodeEvent(number, done=True, error=text) for number in self.numbers]
+
+    def close(self) -> None:
+        for batch in (self.batch, self.older):
+            if batch is not None:
+                batch.close()
+
+
 class BatchRunner:
     """Runs the batches of one model."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.batches: dict[Any, DecodeBatch] = {}
-        self.waiting: dict[Any, list[DecodeTask]] = {}
-        self.steps_since_join: dict[Any, int] = {}
-        self.places: dict[int, Any] = {}  # sequence -> key of its batch
+        self.groups: dict[Any, TaskGroup] = {}  # by the settings of their tasks
+        self.uses_graphs: dict[int, bool] = {}  # by the size of the beam
         self.steps = 0
 
     @property
     def size(self) -> int:
         """The number of sequences that are decoded or wait to join."""
-        return len(self.places)
+        return sum(len(group.numbers) for group in self.groups.values())
 
     def add(self, task: DecodeTask) -> None:
         """Let a sequence wait to join the batch of its settings."""
-        key = self._key(task)
-        self.places[task.number] = key
-        self.waiting.setdefault(key, []).append(task)
+        group = self._group_of(task)
+        group.numbers.add(task.number)
+        group.waiting.append(task)
 
     def remove(self, numbers: set[int]) -> None:
         """Remove sequences that nobody waits for."""
-        keys = {self.places.pop(number) for number in numbers if number in self.places}
-        for key in keys:
-            self.waiting[key] = [one for one in self.waiting.get(key, []) if one.number not in numbers]
-            if key in self.batches:
-                self.batches[key].remove(numbers)
+        for group in self.groups.values():
+            if own := group.numbers & numbers:
+                group.remove(own)
         self._forget_empty()
 
     def step(self) -> list[DecodeEvent]:
         """Let waiting sequences join, and run one step of every batch."""
         events = []
-        for key in [*self.waiting]:
+        for group in self.groups.values():
             try:
-                events += self._step(key)
-            except Exception as error:  # a batch that fails takes only its own sequences with it
-                lost = [number for number, own in self.places.items() if own == key]
-                events += [DecodeEvent(number, done=True, error=f"{type(error).__name__}: {error}") for number in lost]
-                self.batches.pop(key, None)
-                self.waiting[key] = []
+                found = group.step(self.model)
+            except Exception as error:
+                found = group.fail(error)
+            group.numbers -= {event.number for event in found if event.done}
+            events += found
         self.steps += 1
-        for event in events:
-            if event.done:
-                self.places.pop(event.number, None)
         self._forget_empty()
         return events
 
-    def _step(self, key: Any) -> list[DecodeEvent]:
-        batch, waiting = self.batches.get(key), self.waiting[key]
-        if batch is None:
-            batch = self.batches[key] = self._make_batch(key)
-        since = self.steps_since_join.get(key, JOIN_STEPS)
-        events: list[DecodeEvent] = []
-        if batch.joins_at_once:
-            chosen, self.waiting[key] = waiting, []
-            events += batch.add(chosen)
-        elif waiting and (len(waiting) * JOIN_SHARE >= batch.size or since >= JOIN_STEPS):
-            waiting.sort(key=lambda one: len(one.ids))
-            most = max(1, ROWS // (waiting[0].options.beam if waiting[0].start else 1))
-            chosen, self.waiting[key] = waiting[:most], waiting[most:]
-            events += batch.add(chosen)
-            since = 0
-        self.steps_since_join[key] = since + 1
-        return events + (batch.step() if batch.size else [])
-
-    def _key(self, task: DecodeTask) -> Any:
-        """Return what the tasks of a batch have in common; on a GPU also their size, that of the slots."""
+    def _group_of(self, task: DecodeTask) -> TaskGroup:
+        """Return the group of tasks with the same settings; on a GPU also of the same size, that of the slots."""
         options = replace(task.options, seed=0, stop_strings=(), max_new_tokens=1)  # what each task has its own of
-        if not uses_cuda_graphs(self.model, options.beam if task.start else 1):
-            return options, task.start, 0
-        return options, task.start, max(SHORTEST, 1 << (len(task.ids) + task.limit - 1).bit_length())  # a power of two
-
-    def _make_batch(self, key: Any) -> DecodeBatch:
-        options, start, length = key
-        if length:
-            return (
-                SlotTranslations(self.model, options, start, length)
-                if start
-                else SlotContinuations(self.model, options, length)
-            )
-        if not start:
-            return Continuations(self.model, options)
-        make = BeamTranslations if options.temperature == 0 and options.beam > 1 else SampledTranslations
-        return make(self.model, options, start)
+        beam = options.beam if task.start else 1
+        if beam not in self.uses_graphs:
+            self.uses_graphs[beam] = uses_cuda_graphs(self.model, beam)
+        length = slot_length(len(task.ids) + task.limit) if self.uses_graphs[beam] else 0
+        key = options, task.start, length
+        if key not in self.groups:
+            self.groups[key] = TaskGroup(*key)
+        return self.groups[key]
 
     def _forget_empty(self) -> None:
-        used = set(self.places.values())
-        for key in [key for key in self.waiting if key not in used]:
-            del self.waiting[key]
-            if key in self.batches:
-                self.batches.pop(key).close()
-            self.steps_since_join.pop(key, None)
+        for key in [key for key, group in self.groups.items() if not group.numbers]:
+            self.groups.pop(key).close()

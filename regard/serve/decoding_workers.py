@@ -1,9 +1,10 @@
-"""Workers that decode: processes over the same weights on a CPU, a thread with CUDA graphs on a GPU.
+"""Workers that decode, in processes of their own: one for each core over the same weights, or one for a GPU.
 
-A process per core decodes in one thread, since the threads of a small matrix product mostly wait for each other. The
-processes are forked from one that has loaded the model (`python -m regard.serve.decoding_workers`), so they share its
-weights, and a worker that dies is replaced without loading the model again. That process has a single thread: forking the
-server itself, which has many, would not be safe. Messages are JSON, with their length in front.
+On a CPU each process decodes in one thread, since the threads of a small matrix product mostly wait for each other. On a GPU
+the process launches CUDA graphs without waiting for the threads of the server. All are forked from a process that has loaded
+the model (`python -m regard.serve.decoding_workers`), so they share its weights, and a worker that dies is replaced without
+loading the model again; a worker of a GPU loads it there itself. The process that forks has a single thread and does not
+use the GPU: forking the server, which has many threads, would not be safe. Messages are JSON, with their length in front.
 
 A worker takes `DecodeTask`s and returns `DecodeEvent`s. When it has died, its function `lost` is called.
 """
@@ -21,7 +22,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,25 +101,38 @@ class MessageReader:
 
 def task_message(task: DecodeTask) -> list[Any]:
     """Return a task as JSON."""
-    return [task.number, task.ids, asdict(task.options), task.start, task.seeds, task.limit]
+    return [task.number, task.ids, options_text(task.options), task.start, task.seeds, task.limit]
 
 
 def read_task(message: list[Any]) -> DecodeTask:
     """Return the task of a message."""
     number, ids, options, start, seeds, limit = message
-    options["stop_strings"] = tuple(options["stop_strings"])
-    return DecodeTask(number, tuple(ids), DecodeConfig(**options), tuple(start), tuple(seeds), limit)
+    return DecodeTask(number, tuple(ids), read_options(options), tuple(start), tuple(seeds), limit)
+
+
+@lru_cache(64)
+def options_text(options: DecodeConfig) -> str:
+    """Return decode settings as JSON; most tasks have the same."""
+    return json.dumps(asdict(options), separators=(",", ":"))
+
+
+@lru_cache(64)
+def read_options(text: str) -> DecodeConfig:
+    """Return decode settings from JSON."""
+    fields = json.loads(text)
+    return DecodeConfig(**fields | {"stop_strings": tuple(fields["stop_strings"])})
 
 
 def event_message(event: DecodeEvent) -> list[Any]:
     """Return an event as JSON."""
-    return [event.number, event.tokens, [astuple(h) for h in event.hypotheses], event.done, event.error]
+    hypotheses = [(each.tokens, each.score, each.log_prob, each.ended) for each in event.hypotheses]
+    return [event.number, event.tokens, hypotheses, event.done, event.error]
 
 
 def read_event(message: list[Any]) -> DecodeEvent:
     """Return the event of a message."""
     number, tokens, hypotheses, done, error = message
-    made = tuple(Hypothesis(*h) for h in hypotheses)
+    made = tuple(Hypothesis(*each) for each in hypotheses)
     return DecodeEvent(number, tuple((token, log_prob) for token, log_prob in tokens), made, done, error)
 
 
@@ -127,8 +142,8 @@ def read_event(message: list[Any]) -> DecodeEvent:
 class WorkerProcesses:
     """The process that has loaded a model and forks workers."""
 
-    def __init__(self, path: Path, weights: str) -> None:
-        self.path, self.weights = path, weights
+    def __init__(self, path: Path, weights: str, device: str = "cpu") -> None:
+        self.path, self.weights, self.device = path, weights, device
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.control: socket.socket | None = None
@@ -142,6 +157,7 @@ class WorkerProcesses:
             str(theirs.fileno()),
             str(self.path),
             self.weights,
+            self.device,
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
@@ -185,22 +201,31 @@ class WorkerProcesses:
 
 
 class ProcessWorker:
-    """The server's end of a worker process."""
+    """The server's end of a worker process.
+
+    Messages are sent by a thread of their own. The process reads only between two steps, so whoever sent tasks directly
+    could wait for it while it waits for its events to be read."""
 
     def __init__(self, stream: socket.socket, pid: int, report: Report, lost: Lost) -> None:
         self.stream, self.pid, self.report, self.lost = stream, pid, report, lost
-        self.lock = threading.Lock()
-        self.thread = threading.Thread(target=self._receive, name=f"worker-{pid}", daemon=True)
-        self.thread.start()
+        self.outbox: queue.SimpleQueue[tuple[Sequence[DecodeTask], Sequence[int]] | None] = queue.SimpleQueue()
+        for target, name in ((self._receive, "worker"), (self._send, "to-worker")):
+            threading.Thread(target=target, name=f"{name}-{pid}", daemon=True).start()
 
     def send(self, tasks: Sequence[DecodeTask], removed: Sequence[int] = ()) -> None:
-        with self.lock, contextlib.suppress(OSError):  # its death is noticed by `_receive`
-            write_message(self.stream, [[task_message(task) for task in tasks], list(removed)])
+        self.outbox.put((tasks, removed))
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError):  # its death is noticed by `_receive`
+            while (message := self.outbox.get()) is not None:
+                tasks, removed = message
+                write_message(self.stream, [[task_message(task) for task in tasks], list(removed)])
 
     def _receive(self) -> None:
         reader = MessageReader(self.stream)
         while (messages := reader.read()) is not None:
             self.report([read_event(event) for events in messages for event in events])
+        self.outbox.put(None)
         self.lost()
 
     def close(self) -> None:
@@ -225,7 +250,7 @@ def run_worker(stream: socket.socket, model: Any) -> None:
             return_free_memory()
 
 
-def fork_workers(control: socket.socket, path: Path, weights: str) -> None:
+def fork_workers(control: socket.socket, path: Path, weights: str, device: str) -> None:
     """Load a model, and fork a worker for each socket that is received."""
     import torch
 
@@ -233,8 +258,7 @@ def fork_workers(control: socket.socket, path: Path, weights: str) -> None:
     from regard.layers.mixers.attention import make_batch_invariant
 
     torch.set_num_threads(1)
-    model: Any = load(path, "cpu", weights).model  # type: ignore[union-attr]
-    make_batch_invariant(model)
+    model: Any = load(path, "cpu", weights).model if device == "cpu" else None  # type: ignore[union-attr]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have died are not waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server is interrupted too, and ends its workers in order
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -252,49 +276,16 @@ def fork_workers(control: socket.socket, path: Path, weights: str) -> None:
             control.sendall(child.to_bytes(4, "little"))
             continue
         control.close()
-        os.nice(NICENESS)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if model is not None:
+                os.nice(NICENESS)
+                make_batch_invariant(model)
+            else:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Triton compiles in processes, and waits for them
+                model = load(path, device, weights).model  # type: ignore[union-attr]
             run_worker(stream, model)
         os._exit(0)
 
 
-# ---- a thread --------------------------------------------------------------------------------------------------------
-
-
-class ThreadWorker:
-    """A worker in a thread of this process, for a GPU: its steps are CUDA graphs, which run without Python."""
-
-    def __init__(self, model: Any, report: Report, lost: Lost) -> None:
-        self.model, self.report, self.lost = model, report, lost
-        self.inbox: queue.SimpleQueue[tuple[Sequence[DecodeTask], Sequence[int]] | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._run, name="decoder", daemon=True)
-        self.thread.start()
-
-    def send(self, tasks: Sequence[DecodeTask], removed: Sequence[int] = ()) -> None:
-        self.inbox.put((tasks, removed))
-
-    def _run(self) -> None:
-        runner = BatchRunner(self.model)
-        try:
-            while True:
-                while not runner.size or not self.inbox.empty():
-                    message = self.inbox.get()
-                    if message is None:
-                        return
-                    tasks, removed = message
-                    for task in tasks:
-                        runner.add(task)
-                    if removed:
-                        runner.remove(set(removed))
-                events = runner.step()
-                if events:
-                    self.report(events)
-        finally:
-            self.lost()
-
-    def close(self) -> None:
-        self.inbox.put(None)
-
-
 if __name__ == "__main__":
-    fork_workers(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3])
+    fork_workers(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,9 @@ from regard.inference.translator import Translator
 from regard.model_folder import find
 from regard.models.architectures import ARCHITECTURES
 from regard.pretrained import bundled_models, bundled_path
-from regard.serve.decoding_workers import ThreadWorker, WorkerProcesses
+from regard.serve.decoding_workers import WorkerProcesses
 from regard.serve.request_context import Draining
-from regard.serve.scheduler import MakeWorker, Scheduler
+from regard.serve.scheduler import Scheduler
 from regard.vectors.word_vectors import is_folder
 
 ROWS_ON_CPU = 64  # hypotheses that a process decodes at a time: it gains nothing from more
@@ -148,12 +147,13 @@ class ModelStore:
         )
         scheduler = processes = None
         if isinstance(inference, Translator | Generator):
-            make: MakeWorker = partial(ThreadWorker, model)
-            workers, rows = 1, ROWS_ON_GPU
             if on_cpu:
                 processes = WorkerProcesses(entry.path, weights)
-                make, workers, rows = processes.make_worker, self.workers, ROWS_ON_CPU
-            scheduler = Scheduler(make, workers, self.queue_tokens, rows)
+                scheduler = Scheduler(processes.make_worker, self.workers, self.queue_tokens, ROWS_ON_CPU)
+            else:
+                processes = WorkerProcesses(entry.path, weights, str(self.device))
+                scheduler = Scheduler(processes.make_worker, 1, self.queue_tokens, ROWS_ON_GPU)
+                size *= 2  # the process has the weights once more
             if isinstance(inference, Translator):
                 inference.decode = scheduler.decode
             else:

@@ -236,7 +236,7 @@ class Scheduler:
             free = [i for i in alive if self.places[i].has_room(one, self.rows_per_worker)]
             if not free:
                 break
-            which = min(free, key=lambda i: self.places[i].padding_with(one))
+            which = min(free, key=lambda i: self.places[i].padding_with(one)) if len(free) > 1 else free[0]
             place = self.places[which]
             self.waiting[client].popleft()
             if not self.waiting[client]:

@@ -125,12 +125,15 @@ class OpenTranslation(GraphTranslation):
         self.sources: dict[int, Sequence[int]] = {}
         self.seeds: dict[int, Sequence[int]] = {}
         self.limits: dict[int, int] = {}
+        lengths = torch.arange(width + 1)
+        self.limits_by_length = length_limits(lengths, options, model.config.max_len - len(start) + 1).tolist()
         self.found: dict[Sample, list[Hypothesis]] = {}
-        GraphDecoding.__init__(self, self._engine(slots, width, self._limit(width)), ())
+        GraphDecoding.__init__(self, self._engine(slots, width, self.limits_by_length[-1]), ())
 
     def add(self, number: int, ids: Sequence[int], seeds: Sequence[int]) -> None:
         """Let a source wait for a slot, or for one for each sample; `number` identifies it in the results."""
-        self.sources[number], self.seeds[number], self.limits[number] = ids, seeds, self._limit(len(ids))
+        self.sources[number], self.seeds[number] = ids, seeds
+        self.limits[number] = self.limits_by_length[len(ids)]
         self.waiting.extend((number, sample) for sample in range(self.samples))
 
     @torch.inference_mode()
@@ -161,10 +164,6 @@ class OpenTranslation(GraphTranslation):
 
     def seed_of(self, source: int, sample: int) -> int:
         return self.seeds[source][sample]
-
-    def _limit(self, length: int) -> int:
-        """Return how many tokens the translation of a source of this length may have."""
-        return int(length_limits(torch.tensor([length]), self.options, self.model.config.max_len - len(self.start) + 1))
 
     def forget(self, number: int) -> None:
         for sample in range(self.samples):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,14 +17,23 @@ import pytest
 import torch
 from configured import model_config
 
+import regard
 from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.decode.generation import make_request
 from regard.inference.generator import Generator
 from regard.inference.translator import Translator
 from regard.models.architectures import make_model
+from regard.serve import batch_runner
 from regard.serve.batch_runner import BatchRunner, DecodeEvent, DecodeTask, SlotTranslations
-from regard.serve.decoding_workers import ProcessWorker, ThreadWorker, WorkerProcesses
+from regard.serve.decoding_workers import (
+    MessageReader,
+    ProcessWorker,
+    WorkerProcesses,
+    event_message,
+    read_task,
+    write_message,
+)
 from regard.serve.model_store import ModelStore
 from regard.serve.request_context import (
     Cancelled,
@@ -416,13 +426,25 @@ def test_a_batch_that_fails_takes_only_its_own_sequences_with_it(folders: dict[s
     assert found[2].done
 
 
-def test_a_worker_in_a_thread_decodes_like_a_process(folders: dict[str, Path]) -> None:
-    translator = Translator.load(folders["translator"])
-    direct = [one.text for one in translator.translate_sentences(SENTENCES)]
-    scheduler = Scheduler(lambda *given: ThreadWorker(translator.model, *given), 1, 10**6)
-    translator.decode = scheduler.decode
-    assert [one.text for one in translator.translate_sentences(SENTENCES)] == direct
-    scheduler.close()
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_worker_on_a_gpu_decodes_like_the_model_itself(folders: dict[str, Path]) -> None:
+    """In fp32, for translations by beam search and sampling and for continuations, also after the worker was killed."""
+    with contextlib.closing(ModelStore(folders, device="cuda", weights="fp32")) as made:
+        for name, call in (
+            ("translator", lambda one: [each.text for each in one.translate_sentences(SENTENCES)]),
+            ("translator", lambda one: [each.text for each in one.translate_sentences(SENTENCES, temperature=1.0)]),
+            ("writer", lambda one: one.generate("a b", max_new_tokens=8).text),
+        ):
+            expected = call(regard.load(folders[name], "cuda", "fp32"))
+            with made.lease(name) as loaded:
+                assert call(loaded.inference) == expected
+                scheduler = loaded.scheduler
+                assert scheduler is not None
+                os.kill(scheduler.places[0].worker.pid, signal.SIGKILL)  # type: ignore[union-attr]
+                lost = scheduler.lost_workers
+                wait_until(lambda scheduler=scheduler, lost=lost: scheduler.lost_workers > lost)
+                assert call(loaded.inference) == expected
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_it_waits(store: ModelStore) -> None:
@@ -433,7 +455,54 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_it_waits(store: ModelSto
 def test_a_batch_in_slots_returns_its_engine_for_the_next_one(folders: dict[str, Path]) -> None:
     """A CUDA graph takes long to capture, so it outlives the requests that it was captured for."""
     model: Any = Translator.load(folders["translator"]).model
-    batch = SlotTranslations(model, DecodeConfig(beam=2, max_len_b=4), (1,), 32)
+    batch = SlotTranslations(model, DecodeConfig(beam=2, max_len_b=4), (1,), 32, 8)
     engine = batch.job.engine
     batch.close()
-    assert SlotTranslations(model, DecodeConfig(beam=2, max_len_b=4), (1,), 32).job.engine is engine
+    assert SlotTranslations(model, DecodeConfig(beam=2, max_len_b=4), (1,), 32, 8).job.engine is engine
+
+
+def test_many_sequences_get_more_slots_and_every_one_is_decoded(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With slots on the CPU: the number of slots follows the load, and results are those of beam search without slots."""
+    for name, value in {"FEW_SLOTS": 2, "MANY_SLOTS": 8, "MANY": 6, "FEW": 2}.items():
+        monkeypatch.setattr(batch_runner, name, value)
+    model: Any = Translator.load(folders["translator"]).model
+    options = DecodeConfig(beam=2, max_len_b=4)
+    tasks = [DecodeTask(i, (*range(5, 9 + i % 3), 2), options, (1,)) for i in range(14)]
+
+    def decode(uses_graphs: bool) -> tuple[dict[int, list[int]], set[int]]:
+        runner, found, slots, waiting = BatchRunner(model), {}, set(), list(tasks)
+        runner.uses_graphs[2] = uses_graphs
+        while waiting or runner.size:
+            for task in waiting[: 1 if runner.steps < 3 else 99]:  # a few at first, then all the others at once
+                runner.add(task)
+                waiting.remove(task)
+            for event in runner.step():
+                assert not event.error
+                found[event.number] = event.hypotheses[0].tokens
+            slots |= {group.slots for group in runner.groups.values()}
+        return found, slots
+
+    plain, _ = decode(False)
+    in_slots, slots = decode(True)
+    assert in_slots == plain
+    assert slots == {2, 8}
+
+
+def test_sending_does_not_wait_for_the_worker() -> None:
+    """A worker that writes many events before it reads: neither side may wait for the other."""
+    ours, theirs = socket.socketpair()
+    reported: list[DecodeEvent] = []
+    worker = ProcessWorker(ours, 0, reported.extend, lambda: None)
+    task = DecodeTask(1, tuple(range(100)), DecodeConfig(), (1,))
+    begun = time.monotonic()
+    worker.send([task] * 20_000)
+    assert time.monotonic() - begun < 1
+    write_message(theirs, [event_message(DecodeEvent(i, done=True)) for i in range(50_000)])
+    wait_until(lambda: len(reported) == 50_000)
+    messages = MessageReader(theirs).read()
+    assert messages is not None
+    assert read_task(messages[0][0][-1]) == task
+    worker.close()
+    theirs.close()
