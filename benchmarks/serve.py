@@ -38,6 +38,7 @@ from regard.terminal import format_table
 MODEL = "en-de-fr-zh"
 PORT = 8765
 START_SECONDS = 60
+WARM_UP = 20.0  # seconds of full load before overload: until then workers keep more and more memory for their batches
 
 
 def main() -> None:
@@ -53,9 +54,12 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", help=argparse.SUPPRESS)  # this process is a server with this engine
+    parser.add_argument("--watch", type=int, help=argparse.SUPPRESS)  # this process watches the server with this number
     given = parser.parse_args()
     if given.serve:
         return run_server(given.serve, given.model)
+    if given.watch:
+        return print(json.dumps(asyncio.run(watch(given.watch, given.overload))))
     texts = [text for text in read_lines(given.file) if text.strip()]
     clients = [int(n) for n in given.clients.split(",")]
     if given.device != "cpu":
@@ -73,7 +77,8 @@ def main() -> None:
                     print(row, file=sys.stderr, flush=True)
     if given.overload:
         with serving("regard", given.model) as server:
-            found["overload"] = asyncio.run(overload(texts, 10 * rates["regard"], given.overload, server.pid))
+            asyncio.run(load(texts, 64, WARM_UP))
+            found["overload"] = overload(texts, 10 * rates["regard"], given.overload, server.pid)
     print(report(found))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -297,13 +302,23 @@ async def load(texts: list[str], clients: int, seconds: float) -> dict[str, Any]
     }
 
 
-async def overload(texts: list[str], rate: float, seconds: float, pid: int) -> dict[str, Any]:
-    """Send requests at a rate, whether or not earlier ones are answered; return what became of them."""
+def overload(texts: list[str], rate: float, seconds: float, pid: int) -> dict[str, Any]:
+    """Send requests at a rate, and watch the server from another process; return what became of both."""
+    command = [sys.executable, __file__, "-", "--watch", str(pid), "--overload", str(seconds)]
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE)
+    found = asyncio.run(send_at_rate(texts, rate, seconds))
+    seen = json.loads(watcher.communicate()[0])
+    return found | {
+        "health p50, p99, max, ms": [round(1000 * quantile(seen["health"], q), 1) for q in (0.5, 0.99, 1.0)],
+        "memory MB, least and most": [round(min(seen["memory"])), round(max(seen["memory"]))],
+        "memory MB, every tenth of the time": [round(seen["memory"][len(seen["memory"]) * i // 10]) for i in range(10)],
+    }
+
+
+async def send_at_rate(texts: list[str], rate: float, seconds: float) -> dict[str, Any]:
+    """Send requests at a rate, whether or not earlier ones are answered."""
     statuses: Counter[int | str] = Counter()
     delays: dict[int | str, list[float]] = {}
-    health: list[float] = []
-    memory: list[float] = []
-    end = time.monotonic() + seconds
 
     async def one(text: str) -> None:
         client, start = Client(), time.monotonic()
@@ -315,17 +330,8 @@ async def overload(texts: list[str], rate: float, seconds: float, pid: int) -> d
         statuses[status] += 1
         delays.setdefault(status, []).append(time.monotonic() - start)
 
-    async def watch() -> None:
-        client = Client()
-        while time.monotonic() < end:
-            start = time.monotonic()
-            await client.get("/health")
-            health.append(time.monotonic() - start)
-            memory.append(resident_megabytes(pid))
-            await asyncio.sleep(0.5)
-
-    watcher = asyncio.create_task(watch())
     tasks, begun, sent = set(), time.monotonic(), 0
+    end = begun + seconds
     while time.monotonic() < end:
         while sent < (time.monotonic() - begun) * rate:
             task = asyncio.create_task(one(texts[sent % len(texts)]))
@@ -333,16 +339,26 @@ async def overload(texts: list[str], rate: float, seconds: float, pid: int) -> d
             task.add_done_callback(tasks.discard)
             sent += 1
         await asyncio.sleep(0.005)
-    await asyncio.gather(*tasks, watcher)
-    later = memory[len(memory) // 4 :]
+    await asyncio.gather(*tasks)
     return {
         "requests a second asked for": round(rate, 1),
         "sent": sent,
         "answers by status": dict(statuses),
         "longest delay by status, s": {str(k): round(max(v), 2) for k, v in delays.items()},
-        "health p50, p99, max, ms": [round(1000 * quantile(health, q), 1) for q in (0.5, 0.99, 1.0)],
-        "memory MB, least and most after a quarter of the time": [round(min(later)), round(max(later))],
     }
+
+
+async def watch(pid: int, seconds: float) -> dict[str, list[float]]:
+    """Ask for health and measure memory from time to time."""
+    health, memory, client = [], [], Client()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        start = time.monotonic()
+        await client.get("/health")
+        health.append(time.monotonic() - start)
+        memory.append(resident_megabytes(pid))
+        await asyncio.sleep(0.2)
+    return {"health": health, "memory": memory}
 
 
 def quantile(values: list[float], q: float) -> float:

@@ -238,7 +238,7 @@ class DecodingState:
 
         The states may have read different numbers of tokens: the columns that one of them lacks are padding in its rows."""
         filled = max(self.filled, other.filled)
-        room = 1 << (filled + 8 * self.width - 1).bit_length()  # for some more steps
+        room = -(-(filled + 8 * self.width) // 32) * 32  # for some more steps
         for (kept, name), (theirs, _) in zip(self.columns, other.columns, strict=True):
             a, b = getattr(kept, name), getattr(theirs, name)  # None before the first step
             some = a if a is not None else b

@@ -1,8 +1,8 @@
 """Continuous batching of the sequences that a scheduler sends: they join a running batch between two steps.
 
 Sequences with the same decode settings are one batch. All batches take turns, one step each. New sequences join a batch
-when they are a quarter of it, or after a few steps: joining copies the decoding state of all, so they join several at a
-time. On a GPU the batches are the slots of CUDA graphs (decode/graphs/).
+when they are a quarter of it, or after a few steps: all others wait while their sources are read, so they join several at
+a time. On a GPU the batches are the slots of CUDA graphs (decode/graphs/).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JOIN_SHARE = 4  # new sequences join when they are one of so many
 JOIN_STEPS = 4  # ... or after so many steps
 FEW_SLOTS, MANY_SLOTS = 256, 1024  # sequences in the slots of a CUDA graph, if memory allows: few decode faster
 MANY, FEW = 512, 128  # sequences from which on there are many slots, and up to which there are few again
-ROWS = 64  # hypotheses that read their sources together: a core gains nothing from more
+JOIN_TOKENS = 1024  # of the sources that are read together: a core gains nothing from more
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,6 @@ class DecodeEvent:
 class DecodeBatch(Protocol):
     """Sequences with the same settings, which are decoded together."""
 
-    joins_at_once: bool  # new sequences need not wait for others to join with
-
     @property
     def size(self) -> int:
         """The number of sequences in the batch."""
@@ -76,8 +74,6 @@ class DecodeBatch(Protocol):
 
 class BeamTranslations:
     """Translations by beam search."""
-
-    joins_at_once = False
 
     def __init__(self, model: Any, options: DecodeConfig, start: tuple[int, ...]) -> None:
         self.model, self.options, self.search = model, options, BeamSearch(model, options, start)
@@ -104,8 +100,6 @@ class BeamTranslations:
 
 class SampledTranslations:
     """Translations by greedy decoding or sampling; a sequence may have several samples."""
-
-    joins_at_once = False
 
     def __init__(self, model: Any, options: DecodeConfig, start: tuple[int, ...]) -> None:
         self.model, self.options, self.search = model, options, Sampling(model, options, start)
@@ -149,8 +143,6 @@ class SampledTranslations:
 
 class Continuations:
     """Continuations of prompts by a language model."""
-
-    joins_at_once = False
 
     def __init__(self, model: LanguageModel, options: DecodeConfig) -> None:
         self.model, self.batch = model, GenerationBatch(model, options)
@@ -208,8 +200,6 @@ class Continuations:
 class SlotTranslations:
     """Translations in the slots of a CUDA graph, of sources up to a length."""
 
-    joins_at_once = True
-
     def __init__(self, model: Any, options: DecodeConfig, start: tuple[int, ...], width: int, slots: int) -> None:
         from regard.decode.graphs.decoding import OpenTranslation
 
@@ -238,8 +228,6 @@ class SlotTranslations:
 
 class SlotContinuations(Continuations):
     """Continuations in the slots of a CUDA graph, of prompts that end before a column."""
-
-    joins_at_once = True
 
     def __init__(self, model: LanguageModel, options: DecodeConfig, columns: int, slots: int) -> None:
         from regard.decode.graphs.decoding import OpenGeneration
@@ -294,14 +282,8 @@ class TaskGroup:
     def step(self, model: Any) -> list[DecodeEvent]:
         """Let waiting tasks join, and run one step of the batch."""
         batch, events = self._choose_batch(model), []
-        if batch.joins_at_once:
-            chosen, self.waiting = self.waiting, []
-            events += batch.add(chosen)
-        elif self.waiting and (len(self.waiting) * JOIN_SHARE >= batch.size or self.steps_since_join >= JOIN_STEPS):
-            self.waiting.sort(key=lambda one: len(one.ids))
-            most = max(1, ROWS // (self.options.beam if self.start else 1))
-            chosen, self.waiting = self.waiting[:most], self.waiting[most:]
-            events += batch.add(chosen)
+        if self.waiting and (len(self.waiting) * JOIN_SHARE >= batch.size or self.steps_since_join >= JOIN_STEPS):
+            events += batch.add(self._take_waiting())
             self.steps_since_join = 0
         self.steps_since_join += 1
         if batch.size:
@@ -313,6 +295,15 @@ class TaskGroup:
                 self.older = None
         return events
 
+    def _take_waiting(self) -> list[DecodeTask]:
+        """Return the tasks that join now: on a GPU all, on a CPU the shortest, whose sources are read together."""
+        self.waiting.sort(key=lambda one: len(one.ids))
+        most = 1
+        while most < len(self.waiting) and (self.length or (most + 1) * len(self.waiting[most].ids) <= JOIN_TOKENS):
+            most += 1
+        chosen, self.waiting = self.waiting[:most], self.waiting[most:]
+        return chosen
+
     def _choose_batch(self, model: Any) -> DecodeBatch:
         """Return the batch that tasks join; on a GPU a new one where another number of slots suits the load."""
         tasks = len(self.numbers)
@@ -320,7 +311,7 @@ class TaskGroup:
         if self.batch is None:
             self.slots = slots
             self.batch = self._make_batch(model)
-        elif self.batch.joins_at_once and slots != self.slots and self.older is None:
+        elif self.length and slots != self.slots and self.older is None:
             self.slots, self.older = slots, self.batch
             self.batch = self._make_batch(model)
         return self.batch

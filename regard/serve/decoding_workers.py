@@ -12,15 +12,16 @@ A worker takes `DecodeTask`s and returns `DecodeEvent`s. When it has died, its f
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache
@@ -30,13 +31,12 @@ from typing import Any, Protocol
 from regard.config import DecodeConfig
 from regard.decode.constraints import Hypothesis
 from regard.errors import RegardError
-from regard.inference.streaming import return_free_memory
 from regard.serve.batch_runner import BatchRunner, DecodeEvent, DecodeTask
 
 Report = Callable[[list[DecodeEvent]], None]  # called with events, in a thread of the worker
 Lost = Callable[[], None]  # called when the worker has died
 NICENESS = 5  # of workers: the process that reads and answers requests comes first, so health is answered at once
-TRIM_STEPS = 200  # after which a worker returns unused memory; batches of many shapes leave gaps in the heap
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt
 START_SECONDS = 120.0  # within which a model must be loaded
 
 
@@ -53,10 +53,15 @@ class DecodingWorker(Protocol):
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 
-def write_message(stream: socket.socket, value: Any) -> None:
-    """Send a value as JSON, with its length in front."""
+def encode_message(value: Any) -> bytes:
+    """Return a value as JSON, with its length in front."""
     data = json.dumps(value, separators=(",", ":")).encode()
-    stream.sendall(len(data).to_bytes(4, "little") + data)
+    return len(data).to_bytes(4, "little") + data
+
+
+def write_message(stream: socket.socket, value: Any) -> None:
+    """Send a value, and wait until the socket has taken it."""
+    stream.sendall(encode_message(value))
 
 
 class MessageReader:
@@ -203,29 +208,46 @@ class WorkerProcesses:
 class ProcessWorker:
     """The server's end of a worker process.
 
-    Messages are sent by a thread of their own. The process reads only between two steps, so whoever sent tasks directly
-    could wait for it while it waits for its events to be read."""
+    What a socket does not take at once is sent by a thread. The process reads only between two steps, so whoever waited
+    until it has read could wait for ever, while it waits for its events to be read."""
 
     def __init__(self, stream: socket.socket, pid: int, report: Report, lost: Lost) -> None:
         self.stream, self.pid, self.report, self.lost = stream, pid, report, lost
-        self.outbox: queue.SimpleQueue[tuple[Sequence[DecodeTask], Sequence[int]] | None] = queue.SimpleQueue()
+        self.unsent: deque[bytes] = deque()
+        self.is_over = False
+        self.change = threading.Condition()  # of these two
         for target, name in ((self._receive, "worker"), (self._send, "to-worker")):
             threading.Thread(target=target, name=f"{name}-{pid}", daemon=True).start()
 
     def send(self, tasks: Sequence[DecodeTask], removed: Sequence[int] = ()) -> None:
-        self.outbox.put((tasks, removed))
+        data = encode_message([[task_message(task) for task in tasks], list(removed)])
+        with self.change, contextlib.suppress(OSError):  # its death is noticed by `_receive`
+            if not self.unsent:
+                with contextlib.suppress(BlockingIOError):
+                    data = data[self.stream.send(data, socket.MSG_DONTWAIT) :]
+            if data:
+                self.unsent.append(data)
+                self.change.notify()
 
     def _send(self) -> None:
-        with contextlib.suppress(OSError):  # its death is noticed by `_receive`
-            while (message := self.outbox.get()) is not None:
-                tasks, removed = message
-                write_message(self.stream, [[task_message(task) for task in tasks], list(removed)])
+        with contextlib.suppress(OSError):
+            while True:
+                with self.change:
+                    self.change.wait_for(lambda: self.unsent or self.is_over)
+                    if self.is_over:
+                        return
+                    data = self.unsent[0]
+                self.stream.sendall(data)
+                with self.change:
+                    self.unsent.popleft()
 
     def _receive(self) -> None:
         reader = MessageReader(self.stream)
         while (messages := reader.read()) is not None:
             self.report([read_event(event) for events in messages for event in events])
-        self.outbox.put(None)
+        with self.change:
+            self.is_over = True
+            self.change.notify()
         self.lost()
 
     def close(self) -> None:
@@ -246,8 +268,6 @@ def run_worker(stream: socket.socket, model: Any) -> None:
         events = runner.step() if runner.size else []
         if events:
             write_message(stream, [event_message(event) for event in events])
-        if runner.steps % TRIM_STEPS == TRIM_STEPS - 1:
-            return_free_memory()
 
 
 def fork_workers(control: socket.socket, path: Path, weights: str, device: str) -> None:
@@ -280,11 +300,20 @@ def fork_workers(control: socket.socket, path: Path, weights: str, device: str) 
             if model is not None:
                 os.nice(NICENESS)
                 make_batch_invariant(model)
+                keep_memory()
             else:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Triton compiles in processes, and waits for them
                 model = load(path, device, weights).model  # type: ignore[union-attr]
             run_worker(stream, model)
         os._exit(0)
+
+
+def keep_memory() -> None:
+    """Let the C library (glibc) keep freed memory for the next batch: the memory of a worker is then as flat as its load."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(TRIM_THRESHOLD, 1 << 30)
 
 
 if __name__ == "__main__":

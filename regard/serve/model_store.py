@@ -7,6 +7,7 @@ of all requests are decoded together.
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -30,11 +31,11 @@ from regard.models.architectures import ARCHITECTURES
 from regard.pretrained import bundled_models, bundled_path
 from regard.serve.decoding_workers import WorkerProcesses
 from regard.serve.request_context import Draining
-from regard.serve.scheduler import Scheduler
+from regard.serve.scheduler import Scheduler, WorkerLimits
 from regard.vectors.word_vectors import is_folder
 
-ROWS_ON_CPU = 64  # hypotheses that a process decodes at a time: it gains nothing from more
-ROWS_ON_GPU = 4096  # hypotheses that are given to the slots of a GPU at a time
+CPU_LIMITS = WorkerLimits(rows=32, tokens=1024)  # a core gains nothing from more, and the memory is bounded
+GPU_LIMITS = WorkerLimits(rows=4096)
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ class ModelStore:
                 unused = self._beyond_limit(made)
             for one in unused:
                 one.close()
+            gc.collect()
+            gc.freeze()  # later collections need not visit the objects of models and modules, while all requests wait
             return made
 
     @contextlib.contextmanager
@@ -149,10 +152,10 @@ class ModelStore:
         if isinstance(inference, Translator | Generator):
             if on_cpu:
                 processes = WorkerProcesses(entry.path, weights)
-                scheduler = Scheduler(processes.make_worker, self.workers, self.queue_tokens, ROWS_ON_CPU)
+                scheduler = Scheduler(processes.make_worker, self.workers, self.queue_tokens, CPU_LIMITS)
             else:
                 processes = WorkerProcesses(entry.path, weights, str(self.device))
-                scheduler = Scheduler(processes.make_worker, 1, self.queue_tokens, ROWS_ON_GPU)
+                scheduler = Scheduler(processes.make_worker, 1, self.queue_tokens, GPU_LIMITS)
                 size *= 2  # the process has the weights once more
             if isinstance(inference, Translator):
                 inference.decode = scheduler.decode

@@ -13,7 +13,7 @@ import itertools
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -60,6 +60,14 @@ class QueuedTask:
     rows: int  # hypotheses, for the workers
 
 
+@dataclass(frozen=True)
+class WorkerLimits:
+    """What a worker decodes at a time: hypotheses, and tokens of sources or prompts with their padding."""
+
+    rows: int = 64
+    tokens: int = 1 << 30
+
+
 @dataclass
 class WorkerPlace:
     """A worker and the tasks that it decodes."""
@@ -67,30 +75,51 @@ class WorkerPlace:
     worker: DecodingWorker | None
     tasks: dict[int, QueuedTask] = field(default_factory=dict)
     rows: int = 0  # hypotheses of its tasks
+    lengths: Counter[int] = field(default_factory=Counter)  # how many sources or prompts have each length
     failures: int = 0  # deaths since it last finished a task
 
     def add(self, one: QueuedTask) -> None:
         self.tasks[one.task.number] = one
         self.rows += one.rows
+        self.lengths[len(one.task.ids)] += 1
 
-    def has_room(self, one: QueuedTask, rows: int) -> bool:
-        """Return whether a task fits into so many rows; a worker without tasks takes any."""
-        return not self.tasks or self.rows + one.rows <= rows
+    def has_room(self, one: QueuedTask, limits: WorkerLimits) -> bool:
+        """Return whether a task fits into a worker; one without tasks takes any."""
+        if not self.tasks:
+            return True
+        padded = max(len(one.task.ids), self.longest) * (len(self.tasks) + 1)
+        return self.rows + one.rows <= limits.rows and padded <= limits.tokens
 
     def padding_with(self, one: QueuedTask) -> tuple[int, int]:
         """Return the tokens, with padding, that a task would add to the batch, and the rows that are there.
 
         All rows of a batch are as long as the longest: where there is a choice, long sequences go to one worker and short
         ones to another."""
-        longest = max((len(other.task.ids) for other in self.tasks.values()), default=0)
-        length = len(one.task.ids)
+        longest, length = self.longest, len(one.task.ids)
         return max(length, longest) * (len(self.tasks) + 1) - longest * len(self.tasks), self.rows
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest source or prompt."""
+        return max(self.lengths, default=0)
 
     def remove(self, number: int) -> bool:
         """Forget a task, and return whether it was there."""
         one = self.tasks.pop(number, None)
-        self.rows -= one.rows if one else 0
-        return one is not None
+        if one is None:
+            return False
+        self.rows -= one.rows
+        length = len(one.task.ids)
+        self.lengths[length] -= 1
+        if not self.lengths[length]:
+            del self.lengths[length]
+        return True
+
+    def clear(self) -> list[QueuedTask]:
+        """Forget all tasks, and return them."""
+        tasks, self.tasks, self.rows = [*self.tasks.values()], {}, 0
+        self.lengths.clear()
+        return tasks
 
 
 MakeWorker = Callable[[Report, Lost], DecodingWorker]
@@ -99,8 +128,10 @@ MakeWorker = Callable[[Report, Lost], DecodingWorker]
 class Scheduler:
     """Decodes the sequences of many requests with the workers of one model."""
 
-    def __init__(self, make_worker: MakeWorker, workers: int, queue_tokens: int, rows_per_worker: int = 64) -> None:
-        self.make_worker, self.queue_tokens, self.rows_per_worker = make_worker, queue_tokens, rows_per_worker
+    def __init__(
+        self, make_worker: MakeWorker, workers: int, queue_tokens: int, limits: WorkerLimits | None = None
+    ) -> None:
+        self.make_worker, self.queue_tokens, self.limits = make_worker, queue_tokens, limits or WorkerLimits()
         self.lock = threading.Condition()
         self.numbers = itertools.count()
         self.waiting: dict[str, deque[QueuedTask]] = {}  # by client
@@ -233,7 +264,7 @@ class Scheduler:
                 break
             client = min(self.waiting, key=lambda name: self.served[name])
             one = self.waiting[client][0]
-            free = [i for i in alive if self.places[i].has_room(one, self.rows_per_worker)]
+            free = [i for i in alive if self.places[i].has_room(one, self.limits)]
             if not free:
                 break
             which = min(free, key=lambda i: self.places[i].padding_with(one)) if len(free) > 1 else free[0]
@@ -295,8 +326,7 @@ class Scheduler:
             self.lost_workers += 1
             place.failures += 1
             place.worker = None
-            lost, place.tasks, place.rows = list(place.tasks.values()), {}, 0
-            for one in lost:
+            for one in place.clear():
                 one.ticket.events.put(WorkerLost("the process that decoded this request has died; try again"))
         if place.failures <= RESTARTS:
             try:

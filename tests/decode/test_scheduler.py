@@ -44,7 +44,7 @@ from regard.serve.request_context import (
     WorkerLost,
     current_request,
 )
-from regard.serve.scheduler import Scheduler
+from regard.serve.scheduler import Scheduler, WorkerLimits
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 SENTENCES = [
@@ -196,9 +196,9 @@ class HeldWorker:
 class Held:
     """A scheduler with one worker that decodes when it is told to."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, queue_tokens: int = 1000, rows: int = 4, tokens: int = 10**6) -> None:
         self.workers: list[HeldWorker] = []
-        self.scheduler = Scheduler(self.make, 1, **{"queue_tokens": 1000, "rows_per_worker": 4, **options})
+        self.scheduler = Scheduler(self.make, 1, queue_tokens, WorkerLimits(rows, tokens))
 
     def make(self, report: Any, lost: Any) -> HeldWorker:
         self.workers.append(HeldWorker(report, lost))
@@ -237,6 +237,20 @@ def wait_until(condition: Any, seconds: float = 5.0) -> None:
         time.sleep(0.002)
 
 
+def test_a_worker_has_at_most_so_many_tokens_with_padding() -> None:
+    """Two sources of 10 tokens are 20 with padding, and with one of 30 they would be 90: it waits until both are done."""
+    held = Held(tokens=40)
+    held.begin(2, "a")
+    held.begin(1, "b", length=30)
+    worker = held.workers[0]
+    assert [len(task.ids) for task in worker.tasks] == [10, 10]
+    worker.finish(worker.tasks[0])
+    assert len(worker.tasks) == 2  # 60 with padding
+    worker.finish(worker.tasks[1])
+    assert [len(task.ids) for task in worker.tasks] == [10, 10, 30]  # a worker without tasks takes any
+    worker.finish(worker.tasks[2])
+
+
 def test_the_queue_is_bounded_in_tokens() -> None:
     held = Held(queue_tokens=100)
     first = held.begin(4, "a")  # goes to the worker: 4 rows of 20 tokens
@@ -262,7 +276,7 @@ def test_the_queue_is_bounded_in_tokens() -> None:
 
 
 def test_clients_take_turns() -> None:
-    held = Held(rows_per_worker=1, queue_tokens=10**6)
+    held = Held(rows=1, queue_tokens=10**6)
     threads = [held.begin(20, "many"), held.begin(2, "few")]
     done = []
     for i in range(22):
@@ -276,7 +290,7 @@ def test_clients_take_turns() -> None:
 
 
 def test_a_cancelled_request_leaves_queue_and_worker() -> None:
-    held = Held(rows_per_worker=2)
+    held = Held(rows=2)
     context = RequestContext("", "a")
     thread = held.begin(5, "a", context=context)
     assert held.scheduler.statistics()["running_sequences"] == 2
@@ -297,7 +311,7 @@ def test_a_deadline_ends_a_request() -> None:
 
 
 def test_a_lost_worker_is_replaced_and_fails_only_its_own_requests() -> None:
-    held = Held(rows_per_worker=2)
+    held = Held(rows=2)
     first, second = held.begin(2, "a"), held.begin(2, "b")
     held.workers[0].lost()
     first.join(5)
