@@ -29,7 +29,7 @@ from regard.decode.constraints import (
 from regard.decode.cpu_processes import CAN_FORK, fork_map, idle_cores
 from regard.decode.sampling import sample
 from regard.errors import RegardError
-from regard.kernels.cpu_threads import one_thread
+from regard.kernels.cpu_threads import one_thread, undivided_threads
 from regard.layers.hooks import is_observed, labelled, paused
 from regard.layers.quantization import count_weights
 from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
@@ -56,6 +56,34 @@ def decode(
             return decode_in_graphs(model, sources, options, device, token_template, progress)
         except NotCapturable as error:
             warn_not_captured(model, str(error))
+    batches = plan_batches(model, sources, options, device)
+    results = decode_batches(model, sources, batches, options, max_len, device, progress, token_template)
+    return [results[i] for i in range(len(sources))]
+
+
+def plan_batches(
+    model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, device: torch.device
+) -> list[list[int]]:
+    """Return the indices of the sentences of each batch.
+
+    The batches are the same whatever else runs on the machine, and in each of several processes that share its cores: a sum
+    in another order may round to another word.
+    """
+    processes = count_processes(model, sources, options, undivided_threads()) if device.type == "cpu" else 1
+    return list(make_batches(sources, options, device, processes))
+
+
+def decode_batches(
+    model: DecodableModel,
+    sources: Sequence[Sequence[int]],
+    batches: Sequence[list[int]],
+    options: DecodeConfig,
+    max_len: int,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda done: None,
+    token_template: SpecialTokenTemplate = EOS_TEMPLATE,
+) -> dict[int, list[Hypothesis]]:
+    """Return the translations, best first, of the sources whose indices are in `batches`, by their indices."""
     results: dict[int, list[Hypothesis]] = {}
 
     def work(rows: list[int]) -> list[list[Hypothesis]]:
@@ -67,13 +95,12 @@ def decode(
         progress(len(rows))
 
     if device.type != "cpu":
-        for rows in make_batches(sources, options, device):
+        for rows in batches:
             done(rows, work(rows))
-        return [results[i] for i in range(len(sources))]
+        return results
     with one_thread() as threads:
-        most = count_processes(model, sources, options, threads)
-        # The same batches whatever else runs on the machine: a sum in another order may round to another word.
-        batches = list(make_batches(sources, options, device, most))
+        given = [sources[i] for rows in batches for i in rows]
+        most = count_processes(model, given, options, threads) if len(batches) > 1 else 1
         n = min(most, 1 + idle_cores()) if most > 1 else 1
         if n == 1:
             for rows in batches:
@@ -85,7 +112,7 @@ def decode(
                 n,
                 lambda i, found: done(batches[i], [[Hypothesis(*h) for h in ranked] for ranked in found]),
             )
-    return [results[i] for i in range(len(sources))]
+    return results
 
 
 def check_lengths(sources: Sequence[Sequence[int]], max_len: int, token_template: SpecialTokenTemplate) -> None:

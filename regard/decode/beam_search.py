@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.config import DecodeConfig
 from regard.decode.constraints import DecodableModel, Hypothesis, mask_disallowed, start_decoding
-from regard.layers.decoding_state import concatenate_padded
+from regard.layers.decoding_state import concatenate_padded, without_rows
 from regard.text.special_tokens import EOS_TEMPLATE
 
 BLOCK = 128  # tokens whose maximum `best_extensions` computes first
@@ -155,7 +155,7 @@ class BeamSearch:
         found: dict[int, list[Hypothesis]] = {}
         if stopped.any():
             collect(beams, stopped, options, found, config.eos_token_id)
-            remaining = (~stopped).nonzero().squeeze(1)
+            remaining = without_rows(stopped)
             beams.keep(remaining)
             if len(remaining) == 0:
                 return found

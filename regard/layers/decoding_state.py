@@ -219,10 +219,21 @@ class DecodingState:
     # ---- selection ----------------------------------------------------------------------------------------------------
 
     def select(self, sentences: Tensor) -> None:
-        """Keep only these sentences, with all of their hypotheses, in this order."""
+        """Keep only these sentences, with all of their hypotheses, in this order.
+
+        On a CPU only those that change their places are copied: see `without_rows`."""
+        in_place = not sentences.is_cuda
+        if in_place:
+            moved = (sentences != torch.arange(len(sentences))).nonzero().squeeze(1)
+            sources = sentences[moved]
+            in_place = bool((sources >= len(sentences)).all())  # none is overwritten
         for kept, name in (*self.columns, *self.sentences):
-            if getattr(kept, name) is not None:
-                kept.put(name, getattr(kept, name)[sentences])
+            tensor = getattr(kept, name)
+            if tensor is not None and in_place:
+                tensor[moved] = tensor[sources]
+                kept.put(name, tensor[: len(sentences)])
+            elif tensor is not None:
+                kept.put(name, tensor[sentences])
         width = self.width
         for kept, name in self.rows:
             rows = getattr(kept, name)
@@ -349,6 +360,19 @@ class DecodingState:
         """Yield the path and the storage of each part."""
         for path, part in self.paths.items():
             yield path, self.parts[part]
+
+
+def without_rows(dropped: Tensor) -> Tensor:
+    """Return the rows that are left without those that are `dropped` (B,), the last ones in the places of dropped ones.
+
+    So few rows of a decoding state are copied, which is a good part of the time of a step with many sentences."""
+    kept = (~dropped).nonzero().squeeze(1)  # (n,), in order
+    if dropped.is_cuda:  # copying is cheap there, and waiting for the device is not
+        return kept
+    n = len(kept)
+    rows = torch.arange(n)
+    rows[dropped[:n]] = kept[kept >= n]
+    return rows
 
 
 def concatenate_padded(a: Tensor, b: Tensor, axis: int, value: float = 0) -> Tensor:

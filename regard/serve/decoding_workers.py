@@ -275,10 +275,16 @@ def fork_workers(control: socket.socket, path: Path, weights: str, device: str) 
     import torch
 
     from regard.inference.load import load
+    from regard.kernels.row_attention_numba import row_attention
     from regard.layers.mixers.attention import make_batch_invariant
 
     torch.set_num_threads(1)
-    model: Any = load(path, "cpu", weights).model if device == "cpu" else None  # type: ignore[union-attr]
+    model: Any = None
+    if device == "cpu":
+        model = load(path, "cpu", weights).model  # type: ignore[union-attr]
+        make_batch_invariant(model)
+        one = torch.zeros(1, 1, 1, 8)
+        row_attention(one, one, one, None, 1.0)  # compiled once, not in each worker
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that have died are not waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server is interrupted too, and ends its workers in order
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -299,7 +305,6 @@ def fork_workers(control: socket.socket, path: Path, weights: str, device: str) 
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             if model is not None:
                 os.nice(NICENESS)
-                make_batch_invariant(model)
                 keep_memory()
             else:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Triton compiles in processes, and waits for them

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.kernels.attention_functions import Rotation, merge_heads, rotate, split_heads, split_qkv
 from regard.kernels.masks import with_window
-from regard.layers.attention_kernels import AttentionPlan, get_kernel, make_plan, with_additive_mask
+from regard.layers.attention_kernels import AttentionPlan, get_kernel, make_plan, sdpa, with_additive_mask
 from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import LENGTH, Columns, PerSentence, Storage
 from regard.layers.part import Mixer, Part, Place
@@ -41,25 +42,38 @@ class Attention(Part):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
         """Return attention (B, H, T, D), computed by the kernel of the plan; `look.record` observes this call."""
         if self.batch_invariant:
-            return plan(q.double(), k.double(), v.double(), 0.0).to(q.dtype)
+            is_step = plan.index is None and (
+                q.shape[2] == 1 or plan.past is not None or isinstance(self, CrossAttention)
+            )
+            return batch_invariant_attention(q, k, v, plan, is_step and not plan.scheme.contextual)
         return plan(q, k, v, self.p_drop if self.training else 0.0)
-
-    def to_cache(self, x: Tensor) -> Tensor:
-        """Return keys or values in the precision that they are kept in for the next steps."""
-        return x.double() if self.batch_invariant else x
 
 
 def make_batch_invariant(model: nn.Module) -> None:
-    """Make what an int8 model computes for a sentence independent of the other sentences in its batch.
+    """Make what an int8 model computes for a sentence on a CPU independent of the other sentences in its batch.
 
     Matrix products in int8 are exact sums, and layer norms are computed row by row. Attention is not: padding, and the
     columns of other hypotheses, change the order in which its sums are made, and so their last bit. Where that moves a
-    number over the border between two int8 values, another token may win. In fp64 the sums agree to 16 digits, so they are
-    the same after they are rounded to fp32.
+    number over the border between two int8 values, another token may win.
     """
     for module in model.modules():
         if isinstance(module, Attention):
             module.batch_invariant = True
+
+
+def batch_invariant_attention(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, is_step: bool) -> Tensor:
+    """Return attention whose rows do not depend on each other, q (B, H, T, D), k and v (B, G, S, D) -> (B, H, T, D).
+
+    The few queries of a decoding step are computed one by one, in an order of their own. Whole rows are computed in fp64:
+    sums in any order agree to 16 digits there, so they are the same after they are rounded to fp32."""
+    mask = plan.kernel_input
+    if not is_step or plan.kernel is not sdpa or q.dtype != torch.float32:
+        return plan(q.double(), k.double(), v.double(), 0.0).to(q.dtype)
+    from regard.kernels.row_attention_numba import row_attention
+
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, -torch.inf)
+    return row_attention(q, k, v, mask, plan.scheme.scale or q.shape[-1] ** -0.5)
 
 
 @register("attention")
@@ -135,7 +149,7 @@ class SelfAttention(Attention, Mixer):
         """Append the keys and values of x to the KV cache and attend from x to all cached ones, (B, T, C) -> (B, T, C)."""
         q, k, v = self.split(self.qkv(x))
         q, k = rotate(q, ctx.prepared.rotation), rotate(k, ctx.prepared.rotation)
-        k, v = ctx.state.extend(self, keys=self.to_cache(k), values=self.to_cache(v))  # (B, G, S, D)
+        k, v = ctx.state.extend(self, keys=k, values=v)  # (B, G, S, D)
         return self.out(merge_heads(self.attend(q, k, v, self.plan(ctx))))
 
     def fused_step(self, x: Tensor, norm: nn.Module | None, residual: Tensor | None, ctx: Context, kept: Any) -> Tensor:
@@ -193,7 +207,7 @@ class CrossAttention(Attention):
         """Store the keys and values of the encoder's output (B, S, C), which are the same in every step."""
         k, v = self.keys_values(memory)
         # Contiguous by head, since every step reads them.
-        state.store_memory(self, keys=self.to_cache(k).contiguous(), values=self.to_cache(v).contiguous())
+        state.store_memory(self, keys=k.contiguous(), values=v.contiguous())
 
     def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Attend from several target tokens to the stored keys and values of the source, (B, T, C) -> (B, T, C)."""
