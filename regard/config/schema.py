@@ -276,6 +276,19 @@ class ViTSettings:
 
 
 @dataclass(frozen=True)
+class MeshConfig:
+    """How the processes that torchrun starts are arranged; the product of the three numbers is how many there are."""
+
+    data: int = setting(
+        0, "groups of processes that hold the whole model, each with its share of a batch; 0 = what is left"
+    )
+    shard: int = setting(0, "fsdp: processes that share the parameters of the model; 0 = what is left")
+    tensor: int = setting(
+        1, "tensor parallelism: processes that share each matrix of attention and feed-forward", least=1
+    )
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Optimization, checkpoints and devices of a training run."""
 
@@ -343,6 +356,13 @@ class TrainConfig:
         False, "recompute activations in the backward pass (gradient checkpointing): less memory, more time"
     )
     compile: bool = setting(True, "compile the training step on a GPU")
+    parallel: str = setting(
+        "ddp",
+        "several processes (torchrun): ddp (each holds the model) or fsdp (they share its parameters)",
+        choices=("ddp", "fsdp"),
+    )
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    rank_timeout: float = setting(600.0, "seconds after which a process that waits for others gives up", above=0)
     threads: int = setting(0, "CPU threads; 0 = OMP_NUM_THREADS, or all cores")
 
 

@@ -76,3 +76,20 @@ def one_thread() -> Iterator[int]:
     finally:
         large_matmul.threads = before
         torch.set_num_threads(threads)
+
+
+# ---- several processes of one machine ----------------------------------------------------------------------------------
+
+_undivided = 0  # threads that torch had before they were divided among processes; 0 where they were not
+
+
+def divide_threads(processes: int) -> None:
+    """Leave this process its share of torch's threads, at least one, since `processes` processes use this machine."""
+    global _undivided
+    _undivided = max(_undivided, torch.get_num_threads())
+    torch.set_num_threads(max(1, _undivided // processes))
+
+
+def undivided_threads() -> int:
+    """Return the number of torch's threads before they were divided: the same in one process and in several."""
+    return _undivided or torch.get_num_threads()

@@ -57,8 +57,9 @@ def linear_activation(x: Tensor, linear: nn.Module, activation: str, gated: bool
 
 
 def can_fuse(x: Tensor, linear: nn.Module) -> bool:
-    """Return whether the fused kernels support this layer: exactly an nn.Linear, and no float64."""
-    return TRITON and type(linear) is nn.Linear and working_dtype(x) != torch.float64
+    """Return whether the fused kernels support this layer: exactly an nn.Linear with a whole matrix, and no float64."""
+    plain = type(linear) is nn.Linear and not hasattr(linear.weight, "full_tensor")  # not cut by tensor parallelism
+    return TRITON and plain and working_dtype(x) != torch.float64
 
 
 def fused(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:

@@ -30,6 +30,9 @@ class Dense(FeedForward):
         self.activation = config.activation
         self.dropout = nn.Dropout(config.ff_dropout)
 
+    def cut_sizes(self) -> dict[str, int]:
+        return {"numbers between its matrices": self.outer.in_features}
+
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply both matrices and the activation to every token, (..., C) -> (..., C); the inner width is F."""
         return self.outer(self.dropout(linear_activation(x, self.inner, self.activation, self.gated)))
@@ -53,3 +56,7 @@ class Gated(Dense):
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         d_ff = self.outer.in_features
         return {"inner": (d_ff // gate_block(d_ff), [gate_block(d_ff)] * 2)}
+
+    def cut_sizes(self) -> dict[str, int]:
+        d_ff = self.outer.in_features
+        return {"blocks of gates": d_ff // gate_block(d_ff)}

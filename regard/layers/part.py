@@ -78,6 +78,13 @@ class Part(nn.Module):
         maps the child's name to the number of blocks and the number of rows of each matrix in a block."""
         return {}
 
+    def cut_sizes(self) -> dict[str, int]:
+        """Return the numbers that tensor parallelism divides, by the names of what they count."""
+        return {}
+
+    def cut(self, size: int) -> None:
+        """Adapt to matrices that were cut over `size` processes, as `tensor_parallel` declares."""
+
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
         """Return curves and matrices that show the effect of the part on n tokens; `regard look` draws them."""
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,8 +18,10 @@ from regard.files import exists
 from regard.signals import StopRequest
 from regard.tasks import prepare_job
 from regard.tasks.run_config import make_config, recipe_warnings
+from regard.training.job import Job
 from regard.training.metrics_log import print_message
-from regard.training.run_folder import MARKER, holds_run, open_run
+from regard.training.parallel import open_ranks
+from regard.training.run_folder import MARKER, OpenedRun, holds_run, open_run
 from regard.training.trainer import Trainer, check_job
 
 RUNS_FOLDER = Path("runs")
@@ -132,19 +135,37 @@ def open_trainer(
     config: Config, run: Path, *, overwrite: bool = False, resuming: bool = False, quiet: bool = False
 ) -> Iterator[tuple[Trainer, StopRequest]]:
     """Lock a run folder, prepare its task, and yield its trainer and the stop request that signals set."""
-    with open_run(run, config, overwrite=overwrite, resuming=resuming) as opened:
-        for warning in recipe_warnings(config) if opened.is_new or overwrite else []:
-            print_message(f"warning: {warning}", quiet)
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(open_ranks(config.train))
+        opened: OpenedRun | None = None
+        jobs: list[Job] = []
+
+        def prepare() -> bool:
+            nonlocal opened
+            opened = stack.enter_context(open_run(run, config, overwrite=overwrite, resuming=resuming))
+            for warning in recipe_warnings(config) if opened.is_new or overwrite else []:
+                print_message(f"warning: {warning}", quiet)
+            try:
+                pick_device(config.train.device)  # an unknown device is refused before data are prepared
+                job = prepare_job(opened.start_folder, config, quiet)
+                check_job(job)
+                opened.replace_old_run()
+            except BaseException:
+                opened.discard()
+                raise
+            jobs.append(replace(job, folder=run))
+            return opened.is_unchanged
+
+        is_unchanged = ranks.from_first(prepare)  # the others find tokenizers and tokenized data in the run folder
+        job = jobs[0] if jobs else prepare_job(run, config, quiet=True)
         try:
-            pick_device(config.train.device)  # an unknown device is refused before data are prepared
-            job = prepare_job(opened.start_folder, config, quiet)
-            check_job(job)
-            opened.replace_old_run()
-            trainer = Trainer(replace(job, folder=run), quiet, opened.is_unchanged)
+            trainer = Trainer(job, quiet, is_unchanged, ranks)
         except BaseException:
-            opened.discard()
+            if opened is not None:
+                opened.discard()
             raise
-        opened.save_config()
+        if opened is not None:
+            opened.save_config()
         try:
             with StopRequest() as stop:
                 yield trainer, stop

@@ -2,6 +2,10 @@
 
     checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
                                  carried.safetensors, where an objective keeps recurrent state from batch to batch
+                                 shard-*.safetensors instead of the first two, where processes share the parameters
+
+Both forms hold the same tensors under the same names, and both are loaded by any number of processes, however they share
+the parameters (torch.distributed.checkpoint). With several processes a checkpoint is written in the background.
 
 Saving is atomic (`files.atomic_folder`): a checkpoint is written under a temporary name, synced, sealed with a manifest of
 checksums and renamed. So a checkpoint that exists is intact unless the disk failed, and `newest` verifies the checksums.
@@ -11,11 +15,16 @@ from __future__ import annotations
 
 import json
 import math
+import queue
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +44,8 @@ from regard.files import (
     remove_folder,
 )
 from regard.models.weights import load_weights, weights_of
+from regard.training.parallel import SingleProcess
+from regard.training.sharded_checkpoint import load_shards, read_shards, save_shards
 
 LARGEST_COUNT = 1 << 53  # more tokens than any run trains on
 
@@ -76,6 +87,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._pending: Future[None] | None = None  # a checkpoint that is written in the background
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
@@ -96,17 +108,86 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         progress: Progress,
         carried: Mapping[str, Tensor] | None = None,
+        ranks: SingleProcess | None = None,
+        rows: int = 0,
     ) -> Path:
-        """Save a checkpoint atomically; `carried` is the recurrent state that the objective keeps."""
-        path = self.path(progress.step)
-        with atomic_folder(path, FILES) as draft:
-            save_file({k: v.cpu() for k, v in weights_of(model).items()}, draft / "model.safetensors")
-            save_file(_optimizer_tensors(model, optimizer), draft / "optimizer.safetensors")
-            if carried:
-                save_file({name: x.cpu() for name, x in carried.items()}, draft / "carried.safetensors")
-            state = {"progress": asdict(progress), "rng": _rng_state()}
-            (draft / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        """Save a checkpoint atomically; `carried` is the recurrent state that the objective keeps, of so many `rows`.
+
+        With several processes, every one must call it, and it is written in the background: `wait` returns when it is
+        complete."""
+        ranks, path = ranks or SingleProcess(), self.path(progress.step)
+        self.wait()
+        kept = {name: ranks.all_rows(x, rows).cpu() for name, x in (carried or {}).items()}
+        state: dict[str, Any] = {"progress": asdict(progress), "rng": _rng_state()}
+        if ranks.is_parallel:
+            state["rank_rng"] = ranks.gather(_rng_state())
+        weights, moments = weights_of(model), _optimizer_tensors(model, optimizer)
+        if not ranks.is_sharded:
+            if ranks.is_first:
+                write = partial(self._write, path, self._plain_files(weights, moments, ranks.is_parallel), kept, state)
+                self._run(write, in_background=ranks.is_parallel)
+            return path
+        drafts: queue.SimpleQueue[Path | BaseException] = queue.SimpleQueue()
+        written: Future[None] = Future()
+        if ranks.is_first:
+
+            def wait_for_shards(draft: Path) -> None:
+                drafts.put(draft)
+                written.result()
+
+            self._run(partial(self._write, path, wait_for_shards, kept, state), True, drafts.put)
+        draft = ranks.from_first(lambda: str(_get(drafts)))
+        future = save_shards(Path(draft), {**weights, **moments}, ranks)
+        future.add_done_callback(lambda done: copy_outcome(done, written))
+        if not ranks.is_first:
+            self._pending = written
         return path
+
+    @staticmethod
+    def _plain_files(
+        weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], copies: bool
+    ) -> Callable[[Path], None]:
+        """Return a function that writes whole tensors into a folder; they are copied before, if training goes on."""
+        model = {name: x.to("cpu", copy=copies) for name, x in weights.items()}
+
+        def write(draft: Path) -> None:
+            save_file(model, draft / "model.safetensors")
+            save_file(dict(moments), draft / "optimizer.safetensors")
+
+        return write
+
+    @staticmethod
+    def _write(path: Path, write_tensors: Callable[[Path], None], carried: Mapping[str, Tensor], state: Any) -> None:
+        with atomic_folder(path, FILES) as draft:
+            write_tensors(draft)
+            if carried:
+                save_file(dict(carried), draft / "carried.safetensors")
+            (draft / "state.json").write_text(json.dumps(state), encoding="utf-8")
+
+    def _run(
+        self, write: Callable[[], None], in_background: bool, on_error: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """Write a checkpoint, now or in the background."""
+        if not in_background:
+            return write()
+        self._pending = Future()
+
+        def work(pending: Future[None]) -> None:
+            try:
+                write()
+                pending.set_result(None)
+            except BaseException as error:
+                if on_error is not None:
+                    on_error(error)
+                pending.set_exception(error)
+
+        threading.Thread(target=work, args=(self._pending,), name="checkpoint").start()
+
+    def wait(self) -> None:
+        """Wait until a checkpoint that is written in the background is complete; raise the error if it is not."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def load(
         self,
@@ -114,21 +195,27 @@ class Checkpoints:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         carried: Mapping[str, Tensor] | None = None,
+        ranks: SingleProcess | None = None,
     ) -> Progress:
-        """Load weights, optimizer state, `carried` state and random generators in place, and return the progress."""
-        path = self.path(step)
+        """Load weights, optimizer state, `carried` state and random generators in place, and return the progress.
+
+        It may have been saved by another number of processes."""
+        ranks, path = ranks or SingleProcess(), self.path(step)
         try:
             state = read_json(path / "state.json")
             progress = Progress.from_dict(state["progress"])
             if progress.step != step:
                 raise ValueError(f"state.json is of step {progress.step}")
-            load_weights(model, load_file(check_regular(path / "model.safetensors")), path)
-            _load_optimizer(model, optimizer, load_file(check_regular(path / "optimizer.safetensors")))
+            if ranks.is_sharded or not (path / "model.safetensors").exists():
+                load_shards(path, model, optimizer, ranks)
+            else:
+                load_weights(model, load_file(check_regular(path / "model.safetensors")), path)
+                _load_optimizer(model, optimizer, load_file(check_regular(path / "optimizer.safetensors")))
             if carried:
                 saved = load_file(check_regular(path / "carried.safetensors"))
                 for name, x in carried.items():
-                    x.copy_(saved[name])
-            _set_rng_state(state["rng"])
+                    x.copy_(ranks.own_rows(saved[name]))
+            _set_rng_state(_rng_of_rank(state, ranks))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
             what = " ".join(f"{type(error).__name__}: {error}".split())
             raise RegardError(
@@ -173,15 +260,36 @@ class Checkpoints:
         """Return the mean of the weights of several checkpoints (checkpoint averaging), summed in fp64."""
         total: dict[str, Tensor] = {}
         for step in steps:
-            for name, tensor in load_file(self.path(step) / "model.safetensors").items():
+            for name, tensor in self._weights(step).items():
                 total[name] = total.get(name, 0) + tensor.double()
         return {name: (tensor / len(steps)).float() for name, tensor in total.items()}
+
+    def _weights(self, step: int) -> dict[str, Tensor]:
+        """Return the weights of a checkpoint, whole."""
+        path = self.path(step)
+        if (path / "model.safetensors").exists():
+            return load_file(path / "model.safetensors")
+        others = load_file(path / "carried.safetensors").keys() if (path / "carried.safetensors").exists() else ()
+        return {name: x for name, x in read_shards(path).items() if "/" not in name and name not in others}
+
+
+def _get(drafts: queue.SimpleQueue[Path | BaseException]) -> Path:
+    found = drafts.get()
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def copy_outcome(done: Future[Any], written: Future[None]) -> None:
+    """Let one future end as another has."""
+    error = done.exception()
+    written.set_exception(error) if error is not None else written.set_result(None)
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     names = {id(p): name for name, p in model.named_parameters()}
     return {
-        f"{names[id(p)]}/{key}": value.detach().cpu().clone()
+        f"{names[id(p)]}/{key}": value.detach() if hasattr(value, "full_tensor") else value.detach().cpu().clone()
         for p, state in optimizer.state.items()
         for key, value in state.items()
     }
@@ -207,6 +315,17 @@ def _rng_state() -> dict[str, str]:
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return {device: bytes(s.tolist()).hex() for device, s in state.items()}
+
+
+def _rng_of_rank(state: dict[str, Any], ranks: SingleProcess) -> dict[str, str]:
+    """Return the states of the generators of this process; one that the checkpoint does not have gets a state of its own."""
+    saved = state.get("rank_rng", [state["rng"]])
+    index = getattr(ranks, "rank", None)
+    own = 0 if index is None else index.index
+    if own < len(saved):
+        return saved[own]
+    torch.manual_seed(own)
+    return _rng_state()
 
 
 def _set_rng_state(state: dict[str, str]) -> None:

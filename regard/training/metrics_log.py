@@ -53,6 +53,19 @@ class MetricsLog:
             self.board.close()
 
 
+class NoMetrics:
+    """The metrics of a process that writes none: another one does."""
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def _lines_until(path: Path, last: dict[str, int]) -> list[str]:
     """Return the lines of each kind up to its last step."""
     if not exists(path):

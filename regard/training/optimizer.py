@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> CombinedOptimizer:
     }
     undecayed |= {id(getattr(m, name)) for m in model.modules() if isinstance(m, Part) for name in m.no_decay}
     parts: list[torch.optim.Optimizer] = []
-    for dtype, parameters in by_dtype.items():
+    for (dtype, _), parameters in by_dtype.items():
         decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in undecayed]
         others = [p for p in parameters if p.dim() < 2 or id(p) in undecayed]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -122,11 +122,15 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> CombinedOptimizer:
     return CombinedOptimizer(parts + ([Muon(matrices, lr, config.weight_decay, compiled)] if matrices else []))
 
 
-def group_by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """Group tensors by dtype: torch's multi-tensor kernels (`_foreach_*`) take one dtype at a time."""
-    found: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+Kind = tuple[torch.dtype, Any]  # data type, and how a tensor is cut over processes
+Gradients = dict[Kind, list[Tensor]]
+
+
+def group_by_dtype(tensors: Iterable[Tensor]) -> Gradients:
+    """Group tensors by dtype and by how they are cut: torch's multi-tensor kernels (`_foreach_*`) take one kind."""
+    found: Gradients = defaultdict(list)
     for x in tensors:
-        found[x.dtype].append(x)
+        found[x.dtype, getattr(x, "device_mesh", None)].append(x)
     return found
 
 
@@ -139,16 +143,24 @@ class Updater:
     clipping needs no pass over the gradients of its own.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, in_place: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        in_place: bool = False,
+        agree: Callable[[Tensor], None] = lambda flag: None,
+    ) -> None:
+        """Prepare the update of a model; `agree` replaces a flag by the largest of all processes."""
         self.in_place = in_place  # gradients keep their memory, for CUDA graphs that add to them
+        self.agree = agree
         prepare_model(model, config)
         self.optimizer = make_optimizer(model, config)
         self.parameters = list(model.parameters())
         self.clip = config.clip
         device = self.parameters[0].device
         self.good_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.found_inf = torch.zeros((), device=device)  # 1.0 from the first bad step on
-        self.grad_scale = torch.ones((), device=device)  # what gradients are divided by
+        self.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # 1.0 from the first bad step on
+        self.grad_scale = torch.ones((), dtype=torch.float32, device=device)  # what gradients are divided by
         self.optimizer.set_scaling(self.found_inf, self.grad_scale if self.clip > 0 else None)
 
     def set_lr(self, lr: float) -> None:
@@ -159,6 +171,7 @@ class Updater:
         gradients = group_by_dtype(p.grad for p in self.parameters if p.grad is not None)
         norm = gradient_norm(gradients)
         self.found_inf.copy_(torch.maximum(self.found_inf, (~torch.isfinite(norm + loss)).float()))
+        self.agree(self.found_inf)
         self.good_steps += (self.found_inf == 0).to(torch.int64)
         if self.clip > 0:  # gradient clipping, as torch's clip_grad_norm_: a norm above train.clip is scaled to it
             self.grad_scale.copy_(((norm + 1e-6) / self.clip).clamp(min=1))
@@ -166,7 +179,7 @@ class Updater:
         self._clear(gradients)
         return norm
 
-    def _clear(self, gradients: dict[torch.dtype, list[Tensor]]) -> None:
+    def _clear(self, gradients: Gradients) -> None:
         """Drop the gradients, which is faster than zeros to add to; or set them to zero where they keep their memory."""
         for p in self.parameters if not self.in_place else ():
             p.grad = None
@@ -178,7 +191,10 @@ class Updater:
         return start + int(self.good_steps) + 1 if self.found_inf.item() else None
 
 
-def gradient_norm(gradients: dict[torch.dtype, list[Tensor]]) -> Tensor:
-    """Return the norm of all gradients as one vector, in fp32 whatever their dtype."""
-    norms = [x for tensors in gradients.values() for x in torch._foreach_norm(tensors, 2, dtype=torch.float32)]
+def gradient_norm(gradients: Gradients) -> Tensor:
+    """Return the norm of all gradients as one vector, at least in fp32, with those that other processes hold."""
+    norms: list[Tensor] = []
+    for (dtype, mesh), tensors in gradients.items():
+        each = torch._foreach_norm(tensors, 2, dtype=torch.promote_types(dtype, torch.float32))
+        norms += each if mesh is None else [torch.linalg.vector_norm(torch.stack(each)).full_tensor()]
     return torch.linalg.vector_norm(torch.stack(norms))

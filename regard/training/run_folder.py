@@ -222,7 +222,7 @@ def _links(folder: Path, checkpoints: Checkpoints) -> list[Path]:
 CHANGEABLE: tuple[str, ...] = ("name", "data.root", "data.test", "decode.", "train.steps", "train.patience")
 CHANGEABLE += ("train.samples", "train.init_from", "train.pretrained_embeddings")
 CHANGEABLE += ("train.keep", "train.device", "train.threads")
-CHANGEABLE += ("train.activation_checkpointing",)
+CHANGEABLE += ("train.activation_checkpointing", "train.parallel", "train.mesh.", "train.rank_timeout")
 CHANGEABLE_ON_RESUME = (*CHANGEABLE, "train.lr", "train.schedule", "train.warmup", "train.clip", "train.precision")
 CHANGEABLE_ON_RESUME += ("train.compile",)
 

@@ -21,8 +21,9 @@ from regard.text.special_tokens import PAD
 class ThroughputMeter:
     """A counter of tokens, FLOPs and training time between two readings; validating and saving are not timed."""
 
-    def __init__(self, model: ModelConfig, passes: int, device: torch.device) -> None:
-        self.model, self.passes, self.peak = model, passes, peak_flops(device)
+    def __init__(self, model: ModelConfig, passes: int, device: torch.device, devices: int = 1) -> None:
+        peak = peak_flops(device)
+        self.model, self.passes, self.peak = model, passes, peak * devices if peak else None
         self.cost = Cost(model)
         self.mark = time.perf_counter()
         self.tokens, self.seconds = 0, 0.0

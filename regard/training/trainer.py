@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
+from torch import nn
 
 from regard import device as devices
 from regard import model_folder
@@ -17,14 +20,16 @@ from regard.data.batches import prefetch
 from regard.decode.constraints import free_decode_graphs
 from regard.errors import RegardError
 from regard.files import MANIFEST, exists, find_damage
-from regard.models.weights import load_weights
+from regard.models.architectures import make_model
+from regard.models.weights import copy_weights, load_weights
 from regard.signals import Interrupted, StopRequest
 from regard.training.checkpoint import Checkpoints, Progress
 from regard.training.job import Job, Validation
-from regard.training.metrics_log import MetricsLog, ProgressDisplay, print_message
+from regard.training.metrics_log import MetricsLog, NoMetrics, ProgressDisplay, print_message
 from regard.training.model_card import model_card
 from regard.training.objective import Objective
 from regard.training.optimizer import scheduled_learning_rate
+from regard.training.parallel import SingleProcess, find_straggler
 from regard.training.throughput import ThroughputMeter
 from regard.training.training_step import TrainingStep
 
@@ -32,29 +37,43 @@ from regard.training.training_step import TrainingStep
 class Trainer:
     """The training of one run, from its newest checkpoint or from the beginning to its final model."""
 
-    def __init__(self, job: Job, quiet: bool = False, is_unchanged: bool = False) -> None:
+    def __init__(
+        self, job: Job, quiet: bool = False, is_unchanged: bool = False, ranks: SingleProcess | None = None
+    ) -> None:
         """Prepare the training of a job; `is_unchanged` says that its run was begun with exactly these settings."""
         self.job, self.config, self.is_unchanged = job, job.config.train, is_unchanged
-        self.device, self.dtype = devices.set_up_device(self.config)
+        self.ranks = ranks or SingleProcess()
+        quiet = quiet or not self.ranks.is_first
+        device_name = self.ranks.device(self.config)
+        self.device, self.dtype = devices.set_up_device(replace(self.config, device=device_name))
         self.model = job.model.to(self.device).train()
-        objective = check_job(job)
-        self.training_step = TrainingStep(objective, self.config, self.device, self.dtype)
+        objective = check_job(job).to(self.device)
+        self.rows = max((len(x) for x in objective.buffers(recurse=False)), default=0)  # of recurrent state
+        self.training_step = TrainingStep(objective, self.config, self.device, self.dtype, self.ranks)
         self.carried = dict(objective.named_buffers(recurse=False))  # recurrent state, kept from batch to batch
+        self.replica: nn.Module | None = None  # the model in one piece, for validation, where processes share it
         self.checkpoints = Checkpoints(job.folder / "checkpoints")
         self.progress = self._resume(quiet)
         self.first_step = self.progress.step
         self.saved = (self.progress.step, self.progress.validated)  # step and validation that the newest checkpoint has
-        self.meter = ThroughputMeter(job.config.model, self.training_step.objective.passes, self.device)
-        self.training_step.sums.copy_(torch.tensor(self.progress.running))
-        self.metrics = MetricsLog(job.folder, self.progress.step, self.progress.validated)
+        self.meter = ThroughputMeter(
+            job.config.model, self.training_step.objective.passes, self.device, self.ranks.count
+        )
+        if self.ranks.is_first:  # the sums of all processes since the last line of metrics
+            self.training_step.sums.copy_(torch.tensor(self.progress.running))
+        self.metrics = (
+            MetricsLog(job.folder, self.progress.step, self.progress.validated) if self.ranks.is_first else NoMetrics()
+        )
         self.display = ProgressDisplay(self.progress.step, self.config.steps, quiet)
 
     def _resume(self, quiet: bool) -> Progress:
         """Resume from the newest intact checkpoint, if there is one, and return the progress of the run."""
-        step = self.checkpoints.newest(warn=print_message)
+        step = self.ranks.from_first(lambda: self.checkpoints.newest(warn=print_message))
         if step is None:
+            self.ranks.separate_random_numbers(self.config.seed)
             return Progress(data=self.job.data_key)
-        progress = self.checkpoints.load(step, self.model, self.training_step.updater.optimizer, self.carried)
+        optimizer = self.training_step.updater.optimizer
+        progress = self.checkpoints.load(step, self.model, optimizer, self.carried, self.ranks)
         if progress.cursor.epoch > progress.step * self.config.accumulate:  # an epoch has at least one batch
             raise RegardError(
                 f"checkpoint {self.checkpoints.path(step)} is of epoch {progress.cursor.epoch + 1:,} after {step:,} steps, "
@@ -80,7 +99,7 @@ class Trainer:
         self._announce()
         stream = prefetch(self.job.batches().iterate_from(progress.cursor), pin=self.device.type == "cuda")
         try:
-            while not self._validate_and_save(stop):
+            while not self._validate_and_save(self.ranks.agree_to_stop(stop), stop):
                 items = [next(stream) for _ in range(config.accumulate)]
                 batches = [batch for batch, _ in items]
                 progress.step += 1
@@ -96,8 +115,10 @@ class Trainer:
             stream.close()  # type: ignore[attr-defined]
         self._finish(stop)
 
-    def _validate_and_save(self, stop: StopRequest) -> bool:
-        """Validate and save as far as due between two steps; return whether training is over."""
+    def _validate_and_save(self, stop: StopRequest, signals: StopRequest) -> bool:
+        """Validate and save as far as due between two steps; return whether training is over.
+
+        `stop` is what all processes agreed on, and `signals` what this one receives meanwhile."""
         progress, config = self.progress, self.config
         last = progress.step >= config.steps
         validating = last or _is_due(progress.step, config.valid_every)
@@ -107,15 +128,17 @@ class Trainer:
         self._check_finite()  # waits for the device; so the timed interval ends here, and what is saved is finite
         progress.seconds += self.meter.lap()
         try:
-            improved = validating and self._validate(stop)
+            improved = validating and self._validate(signals)
         except Interrupted:  # the resumed run begins with this validation
             self._save()
+            self.checkpoints.wait()
             raise
         over = last or 0 < config.patience <= progress.without_gain  # early stopping: no gain for so many validations
         stopping = bool(stop)  # a signal from here on waits for the next call
         if over or improved or saving or stopping:
             self._save()
         if stopping:
+            self.checkpoints.wait()
             self._raise_if_stopped(stop)
         self.meter.start()
         return over
@@ -147,7 +170,7 @@ class Trainer:
     # ---- between steps -----------------------------------------------------------------------------------------------
 
     def _log(self) -> None:
-        loss, nll, tokens = self.training_step.sums.tolist()  # waits for the device
+        loss, nll, tokens = self.ranks.add_up(self.training_step.sums).tolist()  # waits for the device
         self._check_finite()
         self.training_step.sums.zero_()
         progress = self.progress
@@ -156,12 +179,25 @@ class Trainer:
         values = {"loss": loss / tokens, "nll": nll / tokens, "lr": scheduled_learning_rate(self.config, progress.step)}
         values |= {"auxiliary_loss": self.training_step.auxiliary.item()} if self.training_step.has_auxiliary else {}
         values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
+        values |= self._compare_ranks()
         self.metrics.write("train", progress.step, **values)
         mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
+        waiting = f"  waiting {values['waiting']:.0%}" if "waiting" in values else ""
         self.display.status(
             progress.step,
-            f"loss {values['loss']:.3f}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} {self.job.scored}/s{mfu}",
+            f"loss {values['loss']:.3f}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} {self.job.scored}/s{mfu}"
+            + waiting,
         )
+
+    def _compare_ranks(self) -> dict[str, float]:
+        """Return how much of the time since the last line the processes waited for each other, and name a slow one."""
+        found = self.ranks.read_waiting()
+        if not found:
+            return {}
+        slow = find_straggler(found)
+        if slow is not None:
+            self.display.say(f"rank {slow[0]} is slower than the others: they wait {slow[1]:.0%} of the time for it")
+        return {"waiting": sum(found) / len(found)}
 
     def _check_finite(self) -> None:
         """Raise an error if a step had a loss or gradient that is not finite. Waits for the device."""
@@ -192,13 +228,35 @@ class Trainer:
         return improved
 
     def _measure(self, stop: StopRequest) -> Validation:
-        self.model.eval()
+        model = self._whole_model()
+        found = self.ranks.from_first(lambda: self._measure_here(model, stop))
+        if "signum" in found:
+            raise Interrupted(found["signum"], self.job.folder, self.progress.step, self.config.steps)
+        return Validation(**found)
+
+    def _measure_here(self, model: nn.Module, stop: StopRequest) -> dict[str, Any]:
+        """Validate on this process; return the fields of the result, or the signal that interrupted it."""
+        model.eval()
         try:
             with torch.compiler.set_stance("force_eager"):  # blocks are compiled for the shapes of training only
-                return self.job.validate(self.model, self.device, self.dtype, lambda: self._raise_if_stopped(stop))
+                poll = lambda: self._raise_if_stopped(stop)  # noqa: E731
+                return asdict(replace(self.job, model=model).validate(model, self.device, self.dtype, poll))
+        except Interrupted as error:
+            return {"signum": error.exit_code - 128}
         finally:
-            self.model.train()
-            free_decode_graphs(self.model)  # training may need their memory
+            model.train()
+            free_decode_graphs(model)  # training may need their memory
+
+    def _whole_model(self) -> nn.Module:
+        """Return the model in one piece: itself, or where processes share it a copy, which the first of them fills."""
+        if not self.ranks.is_sharded:
+            return self.model
+        weights = self.ranks.full_weights(self.model)
+        if self.ranks.is_first:
+            if self.replica is None:
+                self.replica = make_model(self.job.config.model).to(self.device)
+            copy_weights(self.replica, weights)
+        return self.replica if self.replica is not None else self.model
 
     def _show(self, result: Validation, improved: bool) -> None:
         self.metrics.write("valid", self.progress.step, loss=result.loss, **result.scores)
@@ -210,11 +268,24 @@ class Trainer:
     def _save(self) -> None:
         progress = self.progress
         if (progress.step, progress.validated) != self.saved:
-            progress.running = self.training_step.sums.tolist()
+            progress.running = self.ranks.add_up(self.training_step.sums).tolist()
             self.metrics.sync()
-            self.checkpoints.save(self.model, self.training_step.updater.optimizer, progress, self.carried)
+            optimizer = self.training_step.updater.optimizer
+            self.checkpoints.wait()
+            if (
+                self.ranks.is_parallel
+            ):  # the one that is saved now is written in the background, and pruned with the next
+                self._prune()
+            self.checkpoints.save(self.model, optimizer, progress, self.carried, self.ranks, self.rows)
             self.saved = (progress.step, progress.validated)
-        self.checkpoints.prune([progress.step, progress.best_step, *self._regular_checkpoints()])
+        if not self.ranks.is_parallel:
+            self._prune()
+
+    def _prune(self) -> None:
+        """Remove the checkpoints that nothing needs any more."""
+        if self.ranks.is_first:
+            steps = (self.progress.step, self.progress.best_step, self.saved[0])
+            self.checkpoints.prune([*steps, *self._regular_checkpoints()])
 
     def _regular_checkpoints(self) -> list[int]:
         """Return the steps of the last checkpoints that `train.save_every` asked for, as many as are kept or averaged.
@@ -252,13 +323,15 @@ class Trainer:
 
     def _finish(self, stop: StopRequest) -> None:
         """Write the final model and print its score; a run that is stopped meanwhile does this again."""
-        progress, job, steps = self.progress, self.job, self._final_steps()
-        self.model.float()  # the mean of bf16 checkpoints needs more than bf16
-        load_weights(self.model, self.checkpoints.average(steps), self.checkpoints.folder)
-        result = self._measure(stop)
-        model_folder.save(
-            job.folder / "model", job.package(), model_card(job, result, steps, progress), own=model_folder.MODEL_FILES
-        )
+        progress, job = self.progress, self.job
+        self.checkpoints.wait()
+        self._prune()
+        steps = self.ranks.from_first(self._final_steps)
+        model = self._whole_model()
+        found = self.ranks.from_first(lambda: self._write_final_model(model, steps, stop))
+        if "signum" in found:
+            raise Interrupted(found["signum"], job.folder, progress.step, self.config.steps)
+        result = Validation(**found)
         which = (
             f"the checkpoint of step {steps[0]}"
             if len(steps) == 1
@@ -269,6 +342,17 @@ class Trainer:
             f"(best {self.config.metric} during training: {abs(progress.best or 0):.4g} at step {progress.best_step})"
             + self._next_steps()
         )
+
+    def _write_final_model(self, model: nn.Module, steps: list[int], stop: StopRequest) -> dict[str, Any]:
+        """Write the mean of checkpoints as the final model; return its validation, or the signal that interrupted it."""
+        model.float()  # the mean of bf16 checkpoints needs more than bf16
+        load_weights(model, self.checkpoints.average(steps), self.checkpoints.folder)
+        found = self._measure_here(model, stop)
+        if "signum" not in found:
+            package = replace(self.job, model=model).package()
+            card = model_card(self.job, Validation(**found), steps, self.progress)
+            model_folder.save(self.job.folder / "model", package, card, own=model_folder.MODEL_FILES)
+        return found
 
     def close(self) -> None:
         self.display.close()

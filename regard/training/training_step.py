@@ -21,7 +21,8 @@ from regard.layers.hooks import is_observed
 from regard.layers.recurrent_attention import AttentionCell
 from regard.layers.stack import Stack
 from regard.training.objective import Objective
-from regard.training.optimizer import Updater
+from regard.training.optimizer import Updater, prepare_model
+from regard.training.parallel import SingleProcess
 
 
 class TrainingStep:
@@ -31,11 +32,26 @@ class TrainingStep:
     graph for the forward and backward pass of a batch, and one for the update.
     """
 
-    def __init__(self, objective: Objective, config: TrainConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        config: TrainConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: SingleProcess | None = None,
+    ) -> None:
         self.device, self.dtype, self.objective = device, dtype, objective
+        self.ranks = ranks or SingleProcess()
         self.stacks = [module for module in objective.model.modules() if isinstance(module, Stack)]
-        self.accumulate, self.is_graphed = config.accumulate, device.type == "cuda" and config.compile
-        self.updater = Updater(objective.model, config, in_place=self.is_graphed and self.accumulate > 1)
+        self.accumulate = config.accumulate
+        # A process group adds up gradients while the backward pass runs, which is not captured.
+        self.is_graphed = device.type == "cuda" and config.compile and not self.ranks.is_parallel
+        prepare_model(objective.model, config)  # before it is compiled and cut
+        if device.type == "cuda" and config.compile and config.mesh.tensor == 1:
+            compile_blocks(objective)
+        self.forward = self.ranks.wrap(objective, dtype)
+        agree = self.ranks.agree_on_largest
+        self.updater = Updater(objective.model, config, self.is_graphed and self.accumulate > 1, agree)
         self.sums = torch.zeros(3, device=device)  # of the objective, over steps; the trainer reads and resets them
         self.label_weight = torch.zeros((), device=device)  # 1 / number of scored labels of the step
         self.loss = torch.zeros((), device=device)  # of the step in progress
@@ -43,14 +59,16 @@ class TrainingStep:
         self.has_auxiliary = any(getattr(module, "auxiliary", False) is True for module in objective.model.modules())
         self.auxiliary = torch.zeros((), device=device)  # the auxiliary loss of the last batch
         if self.is_graphed:
-            compile_blocks(objective)
             self.graphed_forward_backward = GraphedCallable(self._forward_backward)
             self.graphed_update = GraphedCallable(self._update)
             self.graphed_step = GraphedCallable(self._forward_backward_update)
 
     def __call__(self, batches: list[Batch], lr: float) -> None:
-        """Update the weights by the gradient of the mean loss over all scored labels of `batches`."""
-        self.label_weight.fill_(1 / sum(batch.tokens for batch in batches))
+        """Update the weights by the gradient of the mean loss over all scored labels of `batches`.
+
+        The batches are those of all processes, each of which computes its share. torch takes the mean of their gradients,
+        where their sum is wanted, so the loss is multiplied by the number of shares."""
+        self.label_weight.fill_(self.ranks.data_count / sum(batch.tokens for batch in batches))
         self.updater.set_lr(lr)
         forward_backward: Callable[..., None] = self._forward_backward
         update: Callable[..., None] = self._update
@@ -60,8 +78,9 @@ class TrainingStep:
             if self.accumulate == 1:
                 return self.graphed_step(*batches[0].to(self.device).inputs)
             forward_backward, update = self.graphed_forward_backward, self.graphed_update
-        for batch in batches:  # gradient accumulation
-            forward_backward(*batch.to(self.device).inputs)
+        for i, batch in enumerate(batches):  # gradient accumulation
+            with self.ranks.synchronize(self.forward, i == len(batches) - 1):
+                forward_backward(*self.ranks.share(batch).to(self.device).inputs)
         update()
 
     def _forward_backward_update(self, *inputs: Tensor) -> None:
@@ -72,7 +91,7 @@ class TrainingStep:
     def _forward_backward(self, *inputs: Tensor) -> None:
         """Run one batch forward and backward, and add its gradients to those of the step."""
         with autocast(self.device, self.dtype):
-            sums = self.objective(*inputs)  # (3,)
+            sums = self.forward(*inputs)  # (3,)
         # The auxiliary loss of parts is weighted by the batch's share of the scored labels of the step.
         auxiliary = [stack.auxiliary_loss for stack in self.stacks if stack.auxiliary_loss is not None]
         loss = sums[0] * self.label_weight

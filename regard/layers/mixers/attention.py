@@ -39,6 +39,13 @@ class Attention(Part):
         self.d_queries, self.d_keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
         self.out = nn.Linear(self.d_queries, config.d_model, bias=config.bias)
 
+    def cut_sizes(self) -> dict[str, int]:
+        return {"heads of keys and values": self.n_kv_heads}
+
+    def cut(self, size: int) -> None:
+        self.n_heads, self.n_kv_heads = self.n_heads // size, self.n_kv_heads // size
+        self.d_queries, self.d_keys = self.d_queries // size, self.d_keys // size
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Tensor:
         """Return attention (B, H, T, D), computed by the kernel of the plan; `look.record` observes this call."""
         if self.batch_invariant:

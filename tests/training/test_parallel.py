@@ -1,0 +1,269 @@
+"""Training by several processes: the losses and weights of one process, whatever the layout, and checkpoints for any other.
+
+Processes are started by torchrun, on CPUs with gloo. Each start trains many small recipes one after the other
+(parallel_cases.py), since importing torch takes longer than training them. All is in fp64, so that a wrong factor cannot be
+taken for rounding: AdamW moves a weight whose gradient is zero but for rounding, such as the bias of a key, by a whole step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regard.config import TrainConfig
+from regard.config.schema import MeshConfig
+from regard.data.batches import Batch
+from regard.errors import RegardError
+from regard.text.special_tokens import PAD
+from regard.training.parallel import Ranks, SingleProcess, arrange, find_straggler
+
+HERE = Path(__file__).parent
+SIZES = "d_model = 32\nn_heads = 4\nd_ff = 64\ndropout = 0.0\nattention_dropout = 0.0\nff_dropout = 0.0\nmax_len = 32\n"
+TRAIN = "warmup = 5\nlr = 3e-3\nlog_every = 5\nsamples = 0\nvalid_sentences = 8\nkeep = 9\n"
+TEXT = '[data]\nroot = "{recipe}"\ntrain = ["text.txt"]\nvalid = ["text.txt"]\ndocuments = "line"\n'
+TEXT += '[tokenizer]\nkind = "char"\n'
+EVERY = "steps = 20\nvalid_every = 10\nsave_every = 10\n"
+RECIPES = {
+    "transformer": '[data]\ntrain = ["toy:300"]\n[tokenizer]\nvocab_size = 250\n[model]\npreset = "transformer-base"\n'
+    f"{SIZES}n_encoder_layers = 1\nn_decoder_layers = 2\n[train]\nbatch_tokens = 500\nr_drop = 1.0\n{EVERY}{TRAIN}",
+    "gpt": f'task = "causal-lm"\n{TEXT}[model]\npreset = "gpt2"\n{SIZES}n_decoder_layers = 2\n[train]\nbatch_tokens = 224\n'
+    f"accumulate = 2\nlabel_smoothing = 0.0\nweight_decay = 0.1\nclip = 0.5\n{EVERY}{TRAIN}",
+    "llama": f'task = "causal-lm"\n{TEXT}[model]\npreset = "llama-7b"\n{SIZES}n_kv_heads = 2\nn_decoder_layers = 2\n'
+    f"[train]\nbatch_tokens = 100\nactivation_checkpointing = true\n{EVERY}{TRAIN}",
+    "bert": f'task = "masked-lm"\n{TEXT}[model]\npreset = "bert-base"\n{SIZES}n_encoder_layers = 2\n[train]\n'
+    f"batch_tokens = 224\nlabel_smoothing = 0.0\n{EVERY}{TRAIN}",
+    "rnn": f'task = "causal-lm"\n{TEXT}[model]\npreset = "lstm-small"\nd_model = 24\nn_decoder_layers = 2\ndropout = 0.0\n'
+    f"max_len = 32\n[train]\nbatch_tokens = 120\nbptt = 8\nlabel_smoothing = 0.0\ntar_weight = 1.0\n{EVERY}{TRAIN}",
+}
+RECIPES["gpt"] = RECIPES["gpt"].replace('documents = "line"', 'documents = "line"\npacking = "documents"')
+RECIPES["rnn"] = RECIPES["rnn"].replace('documents = "line"\n', "")
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "ddp": (2, {}),
+    "fsdp": (2, {"parallel": "fsdp"}),
+    "tensor": (2, {"mesh.tensor": 2}),
+    "hsdp": (4, {"parallel": "fsdp", "mesh.data": 2, "mesh.shard": 2}),
+    "fsdp-tensor": (4, {"parallel": "fsdp", "mesh.tensor": 2}),
+    "ddp-tensor": (4, {"mesh.tensor": 2}),
+    "ddp-4": (4, {}),
+    "fsdp-4": (4, {"parallel": "fsdp"}),
+}
+TOLERANCE = 1e-9  # relative, in fp64: 20 steps of sums in another order
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all recipes, and the runs of one process."""
+    made = tmp_path_factory.mktemp("parallel")
+    rng = np.random.default_rng(0)
+    words = ["the", "cat", "dog", "sees", "house", "small", "big", "runs", "and", "a", "red", "tree", "walks", "under"]
+    lines = [" ".join(rng.choice(words, rng.integers(2, 9))) for _ in range(160)]
+    (made / "text.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for name, text in RECIPES.items():
+        (made / f"{name}.toml").write_text(text, encoding="utf-8")
+    return made
+
+
+def case(folder: Path, recipe: str, run: str, **train: Any) -> dict[str, Any]:
+    return {"recipe": str(folder / f"{recipe}.toml"), "run": str(folder / run), "train": train, "dtype": "float64"}
+
+
+def start(folder: Path, cases: list[dict[str, Any]], ranks: int, restarts: int = 0) -> subprocess.Popen[str]:
+    """Start the training of cases by so many processes; 0: by a process without torchrun."""
+    file = folder / f"cases-{time.monotonic_ns()}.json"
+    file.write_text(json.dumps(cases), encoding="utf-8")
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        f"--max-restarts={restarts}",
+    ]
+    command = [sys.executable, *(launcher if ranks else []), str(HERE / "parallel_cases.py"), str(file)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def train(folder: Path, cases: list[dict[str, Any]], ranks: int, restarts: int = 0) -> str:
+    process = start(folder, cases, ranks, restarts)
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output[-6000:]
+    return output
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def losses(run: Path) -> list[float]:
+    lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [line["loss"] for line in lines]
+
+
+def assert_same(run: Path, other: Path, tolerance: float = TOLERANCE) -> None:
+    """Compare logged losses, which are written in full precision, and final weights, which are saved in fp32."""
+    assert len(losses(run)) == len(losses(other)) > 0
+    assert np.allclose(losses(run), losses(other), rtol=tolerance, atol=0), (losses(run), losses(other))
+    ours, theirs = weights(run), weights(other)
+    assert ours.keys() == theirs.keys()
+    for name, x in ours.items():
+        assert (x - theirs[name]).abs().max() <= 2.0**-22 * x.abs().max(), name
+
+
+def check_layouts(folder: Path, recipes: list[str], layouts: list[str]) -> None:
+    missing = [name for name in recipes if not (folder / f"{name}-one").exists()]
+    train(folder, [case(folder, name, f"{name}-one") for name in missing], 0)
+    for ranks in sorted({LAYOUTS[name][0] for name in layouts}):
+        chosen = [name for name in layouts if LAYOUTS[name][0] == ranks]
+        made = [case(folder, recipe, f"{recipe}-{name}", **LAYOUTS[name][1]) for recipe in recipes for name in chosen]
+        train(folder, made, ranks)
+    for recipe in recipes:
+        for name in layouts:
+            assert_same(folder / f"{recipe}-{name}", folder / f"{recipe}-one")
+
+
+def test_two_processes_train_like_one(folder: Path) -> None:
+    check_layouts(folder, ["gpt"], ["ddp", "fsdp", "tensor"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["transformer", "llama", "bert", "rnn"])
+def test_every_layout_trains_like_one_process(folder: Path, recipe: str) -> None:
+    check_layouts(folder, [recipe], ["ddp", "fsdp", "tensor", "hsdp", "fsdp-tensor", "ddp-tensor", "ddp-4", "fsdp-4"])
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_any_layout_goes_on_in_any_other(folder: Path) -> None:
+    """Ten steps in one layout, ten more in another: the losses and weights of twenty steps of one process."""
+    layouts = {"one": (0, {}), **{name: LAYOUTS[name] for name in ("ddp", "fsdp", "tensor", "hsdp", "fsdp-4")}}
+    for recipe in ("gpt", "rnn"):
+        if not (folder / f"{recipe}-one").exists():
+            train(folder, [case(folder, recipe, f"{recipe}-one")], 0)
+    pairs = [(recipe, a, b) for recipe in ("gpt", "rnn") for a in layouts for b in layouts if a != b]
+    for half, steps in ((0, 10), (1, 20)):
+        for ranks in (0, 2, 4):
+            names = [(pair, layouts[pair[1 + half]]) for pair in pairs]
+            made = [
+                case(folder, pair[0], "-to-".join(pair), steps=steps, schedule="constant", **settings)
+                for pair, (count, settings) in names
+                if count == ranks
+            ]
+            train(folder, made, ranks)
+    for recipe in ("gpt", "rnn"):
+        train(folder, [case(folder, recipe, f"{recipe}-constant", schedule="constant")], 0)
+    for pair in pairs:
+        run, whole = folder / "-to-".join(pair), folder / f"{pair[0]}-constant"
+        assert np.allclose(losses(run)[-5:], losses(whole)[-5:], rtol=TOLERANCE, atol=0), pair
+        for name, x in weights(whole).items():
+            assert (x - weights(run)[name]).abs().max() <= 2.0**-22 * x.abs().max(), (pair, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "kills"), [("ddp", 3), ("fsdp", 3)])
+def test_a_killed_rank_is_started_again_and_the_run_ends_as_if_nothing_had_happened(
+    folder: Path, layout: str, kills: int
+) -> None:
+    """SIGKILL for one of two ranks at random moments; torchrun starts both again from the newest whole checkpoint."""
+    long = {"steps": 400, "valid_every": 200, "save_every": 7, "log_every": 50}
+    if not (folder / "long-one").exists():
+        train(folder, [case(folder, "gpt", "long-one", **long)], 0)
+    run = f"long-{layout}"
+    process = start(folder, [case(folder, "gpt", run, **long, **LAYOUTS[layout][1])], 2, restarts=kills)
+    rng = np.random.default_rng(len(layout))
+    for _ in range(kills):
+        wait_for_progress(folder / run, process)
+        time.sleep(rng.uniform(0, 1.0))
+        victims = children_of(process.pid)
+        if not victims:
+            break
+        os.kill(victims[rng.integers(len(victims))], signal.SIGKILL)
+        time.sleep(1.0)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output[-4000:]
+    assert_same(folder / run, folder / "long-one", 1e-6)
+
+
+def wait_for_progress(run: Path, process: subprocess.Popen[str], seconds: float = 60.0) -> None:
+    """Wait until one more checkpoint has been saved."""
+    before, end = newest(run), time.monotonic() + seconds
+    while newest(run) <= before and process.poll() is None:
+        assert time.monotonic() < end, "no checkpoint is saved"
+        time.sleep(0.01)
+
+
+def newest(run: Path) -> str:
+    return max((path.name for path in (run / "checkpoints").glob("step-*")), default="")
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started, those that train."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return [child for child in found if b"parallel_cases" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+# ---- parts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mesh_is_arranged() -> None:
+    def mesh(count: int, parallel: str = "ddp", **sizes: int) -> tuple[int, int, int]:
+        return arrange(TrainConfig(parallel=parallel, mesh=MeshConfig(**sizes)), count)
+
+    assert mesh(8) == (8, 1, 1)
+    assert mesh(8, tensor=2) == (4, 1, 2)
+    assert mesh(8, "fsdp") == (1, 8, 1)
+    assert mesh(8, "fsdp", shard=4) == (2, 4, 1)
+    assert mesh(16, "fsdp", data=2, tensor=2) == (2, 4, 2)
+    for count, parallel, sizes in ((8, "ddp", {"data": 3}), (6, "fsdp", {"shard": 4}), (3, "ddp", {"tensor": 2})):
+        with pytest.raises(RegardError, match="were started"):
+            mesh(count, parallel, **sizes)
+    with pytest.raises(RegardError, match=r"is for train\.parallel fsdp"):
+        mesh(4, "ddp", shard=2)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_shares_of_a_batch_are_the_batch(rows: int, count: int) -> None:
+    """Every row is in one share, all shares have the same shape, and what fills them up is not scored."""
+    inputs, labels = torch.arange(rows)[:, None] + torch.zeros(rows, 3, dtype=torch.long), torch.ones(rows, 3).long()
+    seen = []
+    for index in range(count):
+        ranks = Ranks.__new__(Ranks)
+        ranks.data_index, ranks.data_count = index, count
+        share = ranks.share(Batch((inputs, labels), 3 * rows))
+        assert share.inputs[0].shape == (-(-rows // count), 3)
+        assert share.tokens == 3 * rows
+        scored = share.inputs[1][:, 0] != PAD
+        seen += share.inputs[0][scored, 0].tolist()
+        state = torch.arange(rows, dtype=torch.float32)[:, None]
+        assert ranks.own_rows(state)[scored].flatten().tolist() == share.inputs[0][scored, 0].tolist()
+    assert seen == list(range(rows))
+    assert (labels == 1).all()  # the batch itself is as it was
+
+
+def test_a_straggler_is_the_one_that_does_not_wait() -> None:
+    assert find_straggler([0.3, 0.01, 0.28, 0.4]) == (1, pytest.approx((0.3 + 0.28 + 0.4) / 3))
+    assert find_straggler([0.02, 0.01, 0.03]) is None  # nobody waits for long
+    assert find_straggler([0.3, 0.29, 0.31]) is None  # all wait: for the network, not for a rank
+    assert find_straggler([0.5]) is None
+
+
+def test_a_process_without_others_is_itself() -> None:
+    alone, x = SingleProcess(), torch.arange(4)
+    assert alone.from_first(lambda: {"a": 1}) == {"a": 1}
+    assert alone.gather(3) == [3]
+    assert torch.equal(alone.all_rows(alone.own_rows(x), 4), x)
+    assert alone.read_waiting() == []
