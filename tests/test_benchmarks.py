@@ -144,6 +144,38 @@ def test_all_that_is_recorded_takes_turns_with_what_is_not(load: Load) -> None:
     assert all(one == (list(works) if i % 2 else list(works)[::-1]) for i, one in enumerate(rounds))
 
 
+def test_predicted_memory_stands_beside_measured_memory(run: Callable[..., dict[str, Any]]) -> None:
+    found = run("memory_prediction", "--only", "gpt-*,bert-bf16")
+    cases = {
+        f"{case}, {kind}"
+        for case in ("gpt-plain", "gpt-checkpointing", "gpt-bf16", "bert-bf16")
+        for kind in ("peak", "state")
+    }
+    assert {row["what"] for row in found["rows"]} == cases
+    assert {row["what"] for row in found["rows"] if row["who"] == "predicted" and row["value"] > 0} == cases
+
+
+def test_a_trace_of_the_allocator_names_what_was_alive_at_the_peak(load: Load) -> None:
+    def event(action: str, addr: int, size: int = 0, line: int = 0) -> dict[str, Any]:
+        return {
+            "action": action,
+            "addr": addr,
+            "size": size,
+            "frames": [{"filename": "/x/regard/a.py", "line": line, "name": "f"}],
+        }
+
+    events = [event("alloc", 1, 10, 1), event("alloc", 2, 30, 2), event("alloc", 3, 30, 2)]
+    events += [
+        event("free_requested", 2),
+        event("free_completed", 2),
+        event("alloc", 4, 25, 3),
+        event("free_requested", 9),
+    ]
+    total, groups = load("memory_prediction").largest_groups(events)
+    assert total == 70
+    assert dict(groups) == {(30, "regard/a.py:2 f"): 60, (10, "regard/a.py:1 f"): 10}
+
+
 def tiny_folder(path: Path, norm: str) -> Path:
     """Save a model with random weights and a tokenizer of the toy language."""
     corpus = ParallelCorpus(("toy:50",), "en", "de", Path(), "train")

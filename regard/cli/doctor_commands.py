@@ -1,10 +1,12 @@
-"""`regard doctor`: a report on this machine, and the kernels that the attention of a model would run on."""
+"""`regard doctor`: a report on this machine, on the kernels of a model's attention, or on the connections of ranks."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import Json, print_result
+from regard.cli.options import (
+    Json,
+    Nnodes,
+    NodeRank,
+    NprocPerNode,
+    RdzvEndpoint,
+    RdzvId,
+    print_result,
+    quiet_end,
+    start_ranks,
+)
+from regard.cli.rank_errors import print_error, record_error
 from regard.errors import RegardError
+from regard.process_rank import Rank, current_rank
 
 if TYPE_CHECKING:
+    import torch
+
     from regard.models.analysis.kernel_report import KernelChoice
 
 
@@ -25,16 +41,41 @@ def doctor(
         Path | None, typer.Argument(help="With --explain: a run or model folder, or a recipe; default: every scheme.")
     ] = None,
     why: Annotated[bool, typer.Option("--explain", help="Explain which kernel each attention layer runs on.")] = False,
-    device: Annotated[str, typer.Option(help="With --explain: auto, cpu or cuda, present or not.")] = "auto",
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Test the connections between several processes.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="With --explain: auto, cpu or cuda, present or not; with --distributed: present.")
+    ] = "auto",
     length: Annotated[
         int | None, typer.Option(help="With --explain: tokens of a row; default: the model's max_len, or 4096.")
     ] = None,
+    timeout: Annotated[float, typer.Option(help="With --distributed: seconds to wait for a process.")] = 60,
     json: Json = False,
+    nproc_per_node: NprocPerNode = None,
+    nnodes: Nnodes = "1",
+    node_rank: NodeRank = None,
+    rdzv_endpoint: RdzvEndpoint = "",
+    rdzv_id: RdzvId = "regard",
 ) -> None:
     """Report versions, device, precision and folders of this machine.
 
     With --explain: the kernels that attention runs on. Model settings can be tried: --model.positions rope, ...
+
+    With --distributed: whether the processes of a training run reach each other, agree and add correctly, and how fast.
+
+    regard doctor --distributed --nproc-per-node gpu
     """
+    if distributed:
+        if target or why or length is not None or context.obj:
+            raise RegardError("`regard doctor --distributed` takes no model, length or settings: leave them out")
+        if timeout < 1:
+            raise RegardError(f"--timeout must be at least 1 second, not {timeout:g}")
+        if start_ranks(nproc_per_node, nnodes, node_rank, rdzv_endpoint, rdzv_id, 0, round(timeout)):
+            return None
+        return test_interconnect(device, timeout, json)
+    if nproc_per_node is not None:
+        raise RegardError("--nproc-per-node belongs to `regard doctor --distributed`: add --distributed")
     if why:
         from regard.models.analysis.kernel_report import format_choices
 
@@ -43,6 +84,52 @@ def doctor(
     if target or length is not None or context.obj or device != "auto":
         raise RegardError("a model, a device, a length and settings belong to `regard doctor --explain`: add --explain")
     print_result(examine(), json)
+
+
+def test_interconnect(device: str, timeout: float, json: bool) -> None:
+    """Test the connections of this rank; rank 0 prints the report. A rank that does not answer is an error."""
+    if "LOCAL_RANK" not in os.environ and "RANK" not in os.environ:
+        raise RegardError(
+            "`regard doctor --distributed` tests several processes: add --nproc-per-node N, or start it with torchrun"
+        )
+    from regard.training.interconnect import examine_interconnect, format_report, summarize
+
+    rank = current_rank()
+    report = examine_interconnect(rank, rank_device(device, rank), timeout, give_up)
+    if report is None:
+        return
+    with quiet_end():
+        print_result(summarize(report), True) if json else print(format_report(report))
+    if report.problems:
+        raise RegardError("; ".join(report.problems))
+
+
+def rank_device(name: str, rank: Rank) -> torch.device:
+    """Return the device of a rank: a GPU of its own, or the CPU where there are too few."""
+    import torch
+
+    from regard.device import pick_device
+
+    kind, gpus = pick_device(name).type, torch.cuda.device_count()
+    if kind == "cpu":
+        return torch.device("cpu")
+    if rank.local_count <= gpus:
+        return torch.device("cuda", rank.local_index)
+    if name != "auto":
+        raise RegardError(
+            f"{rank.local_count} processes need as many GPUs, but this machine has {gpus}: use --device cpu"
+        )
+    if rank.is_first:
+        print(f"regard: {rank.local_count} processes for {gpus} GPUs: connections of CPUs are tested", file=sys.stderr)
+    return torch.device("cpu")
+
+
+def give_up(error: RegardError) -> None:
+    """End this process with an error while its main thread hangs."""
+    record_error(str(error), 2)
+    print_error(str(error))
+    sys.stderr.flush()
+    os._exit(2)
 
 
 LIBRARIES = (

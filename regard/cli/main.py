@@ -27,11 +27,13 @@ from regard.cli import (
 from regard.cli.filter_commands import filter_app
 from regard.cli.look_commands import look_app
 from regard.cli.options import ALL_SECTIONS, App, split_settings
+from regard.cli.rank_errors import is_launched, print_error, record_error
 from regard.cli.serve_commands import serve_app
 from regard.cli.study_commands import study_app
 from regard.cli.tokenizer_commands import tokenizer_app
 from regard.cli.vector_commands import vectors_app
 from regard.errors import RegardError
+from regard.process_rank import current_rank
 from regard.terminal import safe_terminal
 
 # The panels of `regard --help`, in order: (name, function or group of commands, sections of settings that it takes).
@@ -121,26 +123,46 @@ def readable_errors() -> Iterator[None]:
     try:
         yield
     except RegardError as error:
+        message = str(error).replace("\n", "\\n")  # a message is one line, whatever it quotes
+        record_error(message, 2)
         if os.environ.get("REGARD_DEBUG"):
             raise
-        message = str(error).replace("\n", "\\n")  # a message is one line, whatever it quotes
-        print(f"regard: {message}", file=sys.stderr)
+        print_error(message)
         raise SystemExit(2) from None
     except OSError as error:
         if error.filename is None or os.environ.get("REGARD_DEBUG"):
+            end_rank(error)
             raise
         from regard.files import shorten_path
 
-        print(f"regard: {shorten_path(Path(error.filename))}: {error.strerror}; give another path", file=sys.stderr)
+        message = f"{shorten_path(Path(error.filename))}: {error.strerror}; give another path"
+        record_error(message, 2)
+        print_error(message)
         raise SystemExit(2) from None
     except Interrupted as stopped:
-        print(f"regard: {stopped}", file=sys.stderr)
+        if current_rank().is_first:
+            print(f"regard: {stopped}", file=sys.stderr)
         raise SystemExit(stopped.exit_code) from None
+    except KeyboardInterrupt:
+        if "LOCAL_RANK" in os.environ:  # every rank is interrupted at the same place: one traceback would be enough
+            raise SystemExit(130) from None
+        raise
     except typer.Abort:
         raise SystemExit(1) from None
     except Exception as error:
         print_usage_error(error)
         raise SystemExit(2) from None
+
+
+def end_rank(error: Exception) -> None:
+    """Record an unexpected error for the launcher of this rank, which prints its traceback; elsewhere return.
+
+    Raises:
+        SystemExit: Regard's launcher started this process, and --debug was not given.
+    """
+    record_error(f"{type(error).__name__}: {error}", 1)
+    if is_launched() and not os.environ.get("REGARD_DEBUG"):
+        raise SystemExit(1)
 
 
 def print_usage_error(error: Exception) -> None:
@@ -149,6 +171,7 @@ def print_usage_error(error: Exception) -> None:
     The classes of Typer's errors are private and differ between its versions, so they are told by their methods.
     """
     if not hasattr(error, "format_message"):
+        end_rank(error)
         raise error
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" or context is None:

@@ -42,6 +42,54 @@ def decoding(*names: str, help: str) -> Any:
 Seed = Annotated[int | None, decoding("--seed", help="Random seed for sampling.")]
 
 
+def launching(*names: str, help: str) -> Any:
+    """Return an option of the launcher (`regard.cli.launch`), which help lists in a panel of its own."""
+    return typer.Option(*names, help=help, rich_help_panel="Many processes")
+
+
+# The names and meanings are those of torchrun.
+NprocPerNode = Annotated[
+    str | None, launching("--nproc-per-node", help="Start so many processes: a number, gpu (one for each GPU), auto.")
+]
+Nnodes = Annotated[str, launching("--nnodes", help="Number of machines, or MIN:MAX.")]
+NodeRank = Annotated[int | None, launching("--node-rank", help="Number of this machine, from 0; default: any order.")]
+RdzvEndpoint = Annotated[str, launching("--rdzv-endpoint", help="HOST:PORT of one machine, the same on all of them.")]
+RdzvId = Annotated[str, launching("--rdzv-id", help="Name of the job, the same on all machines.")]
+MaxRestarts = Annotated[int, launching("--max-restarts", help="Restart all processes so often after one has failed.")]
+
+
+def start_ranks(
+    nproc_per_node: str | None,
+    nnodes: str,
+    node_rank: int | None,
+    rdzv_endpoint: str,
+    rdzv_id: str,
+    max_restarts: int,
+    join_seconds: int = 600,
+) -> bool:
+    """Run this command in several processes if --nproc-per-node was given, and return whether it was.
+
+    Where it was, the ranks have ended with success: a failure is a SystemExit.
+    """
+    if nproc_per_node is None:
+        others = {
+            "--nnodes": nnodes != "1",
+            "--node-rank": node_rank is not None,
+            "--rdzv-endpoint": bool(rdzv_endpoint),
+        }
+        wrong = [name for name, is_given in {**others, "--max-restarts": max_restarts != 0}.items() if is_given]
+        if wrong:
+            raise RegardError(f"{wrong[0]} needs --nproc-per-node: the number of processes to start on this machine")
+        return False
+    level = os.environ.get("TORCH_CPP_LOG_LEVEL")  # torch reads it when it is imported
+    os.environ["TORCH_CPP_LOG_LEVEL"] = level or ("WARNING" if os.environ.get("REGARD_DEBUG") else "FATAL")
+    from regard.cli.launch import LaunchOptions, launch_command
+
+    os.environ["TORCH_CPP_LOG_LEVEL"] = level or "WARNING"  # that of the ranks
+    launch_command(LaunchOptions(nproc_per_node, nnodes, node_rank, rdzv_endpoint, rdzv_id, max_restarts, join_seconds))
+    return True
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json as jsons
 import sys
 from collections.abc import Callable, Iterator
@@ -23,10 +24,12 @@ from regard.cli.options import (
     section_settings,
     stdin_lines,
 )
+from regard.cli.rank_output import as_rank
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.inference.generator import Conversation, Generator, Ranked, TextScore
+    from regard.process_rank import Rank
 
 Temperature = Annotated[float | None, decoding(help="Sampling temperature; 0 = greedy decoding.")]
 TopK = Annotated[int | None, decoding(help="Sample among the k likeliest tokens.")]
@@ -225,18 +228,59 @@ def embed(
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Embed texts as vectors: a line of numbers each, or one .npy file."""
+    """Embed texts as vectors: a line of numbers each, or one .npy file.
+
+    Several processes of torchrun share a file: torchrun --nproc-per-node 8 -m regard embed MODEL -i FILE -o FILE.npy
+    """
+    with as_rank() as rank:
+        _embed(model, texts, input, output, json, pooling, normalize, truncate, device, rank)
+
+
+def _embed(
+    model: Path,
+    texts: list[str] | None,
+    input: Path | None,
+    output: Path | None,
+    json: bool,
+    pooling: str | None,
+    normalize: bool,
+    truncate: bool,
+    device: str,
+    rank: Rank,
+) -> None:
+    """Embed texts that this rank shares with others."""
     from regard.data.parallel_corpus import read_lines
     from regard.inference.embedder import Embedder
     from regard.terminal import progress_bar
 
     if texts and input:
         raise RegardError("give texts or --input FILE, not both")
+    if not rank.is_alone and not (input and output):
+        raise RegardError("several processes of torchrun share a file: give --input FILE and --output FILE")
     target = choose_output(output, "", [input]) if output else None
-    embedder = Embedder.load(model, device)
+    is_shared = not rank.is_alone or (target is not None and Path(f"{target}.parts", "plan.json").is_file())
+    if is_shared:
+        from regard.inference import shared_work
+
+        device_of_rank = shared_work.set_up_rank(device, rank)
+    embedder = Embedder.load(model, device_of_rank if is_shared else device)
     given = texts or list(read_lines(input) if input else stdin_lines())
+    parts = None
     with progress_bar("embedding", len(given)) as advance:
-        vectors = embedder.embed(given, pooling, normalize, truncate, progress=advance)
+        if is_shared and target:
+            from regard.inference.document_translation import work_identity
+
+            digest = hashlib.sha256("\n".join(given).encode()).hexdigest()
+            identity = work_identity(digest, model, pooling=pooling, truncate=truncate, device=device)
+            folder = shared_work.parts_folder(target)
+            try:
+                vectors, parts = shared_work.embed_shared(
+                    embedder, given, pooling, normalize, truncate, folder, identity, rank, progress=advance
+                )
+            except shared_work.ShareFinished:
+                return
+        else:
+            vectors = embedder.embed(given, pooling, normalize, truncate, progress=advance)
     if target:
         import numpy as np
 
@@ -246,6 +290,8 @@ def embed(
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
                 np.save(file, vectors)
+        if parts:
+            parts.remove()
         if not json:
             return print(target)
     for text, vector in zip(given, vectors.tolist(), strict=True):

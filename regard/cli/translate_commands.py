@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ from regard.cli.options import (
     quiet_end,
     spinner,
 )
+from regard.cli.rank_output import as_rank
 from regard.errors import RegardError
 from regard.terminal import progress_bar
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from regard.config import Config
     from regard.inference.translator import Translation
     from regard.model_folder import ModelPackage
+    from regard.process_rank import Rank
 
 MAX_WARNINGS = 10  # of a kind; more are counted
 
@@ -103,11 +105,13 @@ def translate(
     The bundled model translates between English, German, French and Chinese. It takes texts of any length and detects
     their language. A model of two languages, such as one that you trained, takes one sentence a line. After Ctrl-C, the
     same command continues the translation of a file. With --nbest each line is: number of the text, score, translation.
-    All decode settings can be given: --decode.max_len_b 50, ...
+    All decode settings can be given: --decode.max_len_b 50, ... Several processes of torchrun share a file:
+
+    torchrun --nproc-per-node 8 -m regard translate -i FILE -o FILE
     """
     search = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    with quiet_end():
+    with as_rank() as rank, quiet_end():
         options = decode_options(context, **search, **sampling)
         is_interactive = not texts and not input and sys.stdin.isatty()
         if texts and input:
@@ -116,6 +120,8 @@ def translate(
             raise RegardError("--format is for files and stdin, not for texts on the command line")
         if output and is_interactive:
             raise RegardError("--output needs texts, --input FILE or a pipe: at a terminal translations are printed")
+        if not rank.is_alone and not (input and output):
+            raise RegardError("several processes of torchrun share a file: give --input FILE and --output FILE")
         if not options.get("temperature") and (options.get("top_k") or options.get("top_p")):
             raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
         target = choose_output(output, "", [input, glossary]) if output else None
@@ -124,11 +130,19 @@ def translate(
                 from regard.inference import document_translation as files
                 from regard.inference.streaming import ChunkTranslator, Line, read_line_batches, read_stream
                 from regard.inference.translator import Translator, bundled_translator
+
+                # A group of processes that was stopped may have left its parts to this one.
+                is_shared = not rank.is_alone or (target is not None and Path(f"{target}.parts", "plan.json").is_file())
+                if is_shared:
+                    from regard.inference import shared_work
             if glossary:
                 from regard.text.glossary import Glossary
 
                 options["glossary"] = Glossary.load(glossary)
-            translator = Translator.load(model, device, weights) if model else bundled_translator(device, weights)
+            own_device = shared_work.set_up_rank(device, rank) if is_shared else device
+            translator = (
+                Translator.load(model, own_device, weights) if model else bundled_translator(own_device, weights)
+            )
         if formality:
             options["formality"] = str(formality)
         style = files.OutputStyle(
@@ -154,7 +168,8 @@ def translate(
                 with spinner("reading the file"):
                     file = files.TextFile(input, kind)
                     chunks.look_ahead(file.first_texts())
-                    total = file.count()
+                    sizes = file.chunk_sizes()
+                    total = sum(sizes)
                 stdout = sys.stdout  # a progress bar replaces it, even where it is no terminal
                 with progress_bar("translating", total, quiet=not target and stdout.isatty()) as advance:
                     if not target:
@@ -165,10 +180,14 @@ def translate(
                     identity = files.translation_identity(
                         input, model, chunks, style, kind, device=device, weights=weights, glossary=glossary
                     )
-                    files.translate_file(
-                        file, target, chunks, style, identity, total=total, observe=warnings.observe, advance=advance
-                    )
+                    seen: dict[str, Any] = {"observe": warnings.observe, "advance": advance}
+                    if is_shared:
+                        shared_work.translate_shared(file, target, chunks, style, identity, rank, sizes=sizes, **seen)
+                    else:
+                        files.translate_file(file, target, chunks, style, identity, total=total, **seen)
                 return
+            if not rank.is_alone:
+                raise RegardError(f"{input} can be read only once: write its content to a file that the ranks share")
             if is_interactive:
                 print("regard: type a sentence and Enter; Ctrl-D ends", file=sys.stderr)
             stream = input.open("rb", buffering=0) if input else sys.stdin.buffer
@@ -232,18 +251,40 @@ def evaluate(
     """Score a model on a test set, by the metrics of its task.
 
     Translations: BLEU and chrF with signatures, perplexity, BLEU by length; hypotheses are saved. The columns of labelled
-    data may differ from those in training: --data.text_column 6 --data.label_column 5.
+    data may differ from those in training: --data.text_column 6 --data.label_column 5. Several processes of torchrun
+    share the translations: torchrun --nproc-per-node 8 -m regard evaluate RUN
     """
+    with as_rank() as rank:
+        _evaluate(context, run, data, root, beam, length_penalty, output, json, device, weights, rank)
+
+
+def _evaluate(
+    context: typer.Context,
+    run: Path,
+    data: str | None,
+    root: Path | None,
+    beam: int | None,
+    length_penalty: float | None,
+    output: Path | None,
+    json: bool,
+    device: str,
+    weights: str,
+    rank: Rank,
+) -> None:
+    """Score a model on a test set whose translations this rank shares with others."""
     from regard.data.parallel_corpus import ParallelCorpus
     from regard.device import pick_device
     from regard.evaluate import evaluation
     from regard.exchange.loader import load_model
     from regard.files import add_file, write_text
+    from regard.inference import shared_work
+    from regard.inference.document_translation import work_identity
     from regard.inference.translator import Translator
     from regard.tasks import evaluate as evaluate_task
 
     given = {name: v for name, v in (("beam", beam), ("length_penalty", length_penalty)) if v is not None}
-    package = load_model(run, pick_device(device), weights)
+    own_device = pick_device(shared_work.set_up_rank(device, rank))
+    package = load_model(run, own_device, weights)
     if package.tokenizers is None and package.task != "image-classification":
         raise RegardError(
             f"the model in {run} has no tokenizer, so it can read no text: import it with its tokenizer.json"
@@ -254,16 +295,27 @@ def evaluate(
             raise RegardError(
                 f"--output, --beam and --length-penalty are for translations; this is a model for {package.task}"
             )
-        found = evaluate_task(package, config, pick_device(device))
+        if not rank.is_first:
+            return
+        found = evaluate_task(package, config, own_device)
         return print_result({"corpus": ", ".join(config.data.test), "loss": found.loss, **found.scores}, json)
     translator = Translator(package)
     specs, language = config.data.test, translator.target
     corpus = ParallelCorpus(specs, translator.source, language, Path(config.data.root), "test")
     target = choose_output(output, "", corpus.files()) if output else None
-    with progress_bar("translating") as advance:
-        result = evaluation.evaluate(translator, corpus, advance, **dataclasses.asdict(config.decode) | given)
     language = corpus.directions[0].split(">")[1] if corpus.directions else language
     kept = target or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{language}"
+    options = dataclasses.asdict(config.decode) | given
+    folder = shared_work.parts_folder(kept)
+    shared = None
+    if not rank.is_alone or shared_work.SharedParts.is_begun(folder):
+        identity = work_identity(corpus.fingerprint(), run, device=device, weights=weights, **options)
+        shared = translator.decode = shared_work.SharedDecoding(folder, identity, rank)
+    try:
+        with progress_bar("translating") as advance:
+            result = evaluation.evaluate(translator, corpus, advance, **options)
+    except shared_work.ShareFinished:
+        return
     if json:
         print(
             json_format.dumps({**result.to_dict(), "corpus": list(specs), "hypotheses": str(kept)}, ensure_ascii=False)
@@ -275,6 +327,8 @@ def evaluate(
         write_text(kept, lines)
     else:  # entered into a manifest, so that `regard train --overwrite` knows them
         add_file(kept.parent, kept.name, lambda draft: draft.write_text(lines, encoding="utf-8"))
+    if shared:
+        shared.finish()
     print(f"hypotheses in {kept}", file=sys.stderr)
 
 

@@ -348,11 +348,7 @@ def translate_pieces(
             texts = piece.texts[chunk]
             done = next(known, None) if known else None
             if done is None:
-                found = translator.translate(texts, alignment=style.as_json or any(piece.needs_alignment[chunk]))
-                for i, each in enumerate(found):
-                    if not piece.is_written(chunk.start + i, style.keep(each)):
-                        notes = (*each.notes, NO_ROOM_FOR_MARKUP)
-                        found[i] = replace(each, text=texts[i], notes=notes, confidence=0.0, alignment=None)
+                found = translate_chunk(piece, chunk, translator, style)
                 done = style.keep_all(texts, found)
                 keep(done)
                 for line, text, each in zip(piece.lines[chunk], texts, found, strict=True):
@@ -362,6 +358,17 @@ def translate_pieces(
             results += done
             advance(len(texts))
         yield style.render(piece, results)
+
+
+def translate_chunk(piece: Piece, chunk: slice, translator: ChunkTranslator, style: OutputStyle) -> list[Translation]:
+    """Translate one chunk of a piece; a translation that has not enough words for its markup is replaced by its source."""
+    texts = piece.texts[chunk]
+    found = translator.translate(texts, alignment=style.as_json or any(piece.needs_alignment[chunk]))
+    for i, each in enumerate(found):
+        if not piece.is_written(chunk.start + i, style.keep(each)):
+            notes = (*each.notes, NO_ROOM_FOR_MARKUP)
+            found[i] = replace(each, text=texts[i], notes=notes, confidence=0.0, alignment=None)
+    return found
 
 
 class TextFile:
@@ -389,7 +396,11 @@ class TextFile:
 
     def count(self) -> int:
         """Return the number of segments."""
-        return sum(len(piece.texts) for piece in self.pieces())
+        return sum(self.chunk_sizes())
+
+    def chunk_sizes(self) -> list[int]:
+        """Return the number of segments of each chunk."""
+        return [chunk.stop - chunk.start for piece in self.pieces() for chunk in divide(piece.texts)]
 
     def first_texts(self, most: int = LANGUAGE_SEGMENTS) -> list[str]:
         """Return the first segments, from which the language of the file is detected."""
@@ -489,9 +500,6 @@ def translation_identity(
     `model` is the folder that was given, None for the bundled model. `settings` are those that the translator does not know,
     such as the device; a path among them stands for the content of its file.
     """
-    folder = find(model or bundled_path(DEFAULT))
-    files = sorted((each.name, each.stat()) for each in folder.iterdir() if each.is_file())
-    dates = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
     settings |= {
         "to": translator.to,
         "from": translator.source,
@@ -500,9 +508,21 @@ def translation_identity(
     }
     settings |= {name: value for name, value in translator.options.items() if name not in ("seen", "glossary")}
     settings["json"] = style.as_json
+    return work_identity(file_digest(path), model, **settings)
+
+
+def work_identity(input: str, model: Path | None, **settings: object) -> dict[str, str]:
+    """Return what kept results must agree with to be used again: the checksum of the input, the model, and all settings.
+
+    `model` is the folder that was given, None for the bundled model. A path among the settings stands for the content of its
+    file.
+    """
+    folder = find(model or bundled_path(DEFAULT))
+    files = sorted((each.name, each.stat()) for each in folder.iterdir() if each.is_file())
+    dates = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
     given = {name: sha256(value) if isinstance(value, Path) else value for name, value in settings.items()}
     return {
-        "input": file_digest(path),
+        "input": input,
         "model": sha256(folder / MANIFEST) if (folder / MANIFEST).is_file() else json.dumps(dates),
         "options": json.dumps(given, sort_keys=True),
         "version": __version__,

@@ -21,6 +21,7 @@ from regard.models.model import Model, names_where
 from regard.text.special_tokens import PAD, SpecialTokenTemplate
 
 POOLINGS = ("mean", "first")
+BATCH_TOKENS = 8192
 
 
 class Embedder:
@@ -73,7 +74,7 @@ class Embedder:
         pooling: str | None = None,
         normalize: bool = True,
         truncate: bool = False,
-        batch_tokens: int = 8192,
+        batch_tokens: int = BATCH_TOKENS,
         progress: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
         """Return the vectors (N, C) of N texts in fp32; of a single string its vector (C,).
@@ -88,16 +89,24 @@ class Embedder:
         """
         if isinstance(texts, str):
             return self.embed([texts], pooling, normalize, truncate, batch_tokens, progress)[0]
-        texts = check_texts(texts, "embed")
-        pooling = self._pooling(pooling)
-        rows = [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(texts))]
+        texts, pooling = check_texts(texts, "embed"), self.choose_pooling(pooling)
+        rows = self.encode_rows(texts, truncate)
         vectors = np.zeros((len(rows), self.model.width), np.float32)
         for group in length_batches([len(row) for row in rows], batch_tokens):
-            vectors[group] = self._vectors([rows[i] for i in group], pooling).float().cpu().numpy()
+            vectors[group] = self.embed_rows([rows[i] for i in group], pooling)
             progress(len(group))
         return normalize_rows(vectors) if normalize else vectors
 
-    def _pooling(self, asked: str | None) -> str:
+    def encode_rows(self, texts: list[str], truncate: bool = False) -> list[list[int]]:
+        """Return the token ids of each text, special tokens included; a text that has none, or too many, is refused."""
+        return [self._row(i, ids, truncate) for i, ids in enumerate(self.tokenizer.encode_batch(texts))]
+
+    def embed_rows(self, rows: list[list[int]], pooling: str) -> np.ndarray:
+        """Return the vectors (B, C) of a batch of rows of token ids in fp32, not normalized."""
+        return self._vectors(rows, pooling).float().cpu().numpy()
+
+    def choose_pooling(self, asked: str | None) -> str:
+        """Return the pooling that was asked for, by default the model's own; one that the model cannot have is refused."""
         check_string(asked, "pooling")
         pooling = asked or self.pooling
         if pooling not in POOLINGS:

@@ -25,19 +25,24 @@ class GraphedCallable:
     break are compiled only when they are reached again, which must not happen during capture.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(
+        self, function: Callable[..., None], stream: torch.cuda.Stream | None = None, warm_up_calls: int = 0
+    ) -> None:
+        """Take the function, the stream that it is captured on, and how many calls of any shape come before a capture."""
         self.function = function
+        self.calls_left = warm_up_calls
         self.warmed_up: set[tuple[torch.Size, ...]] = set()  # shapes whose next call is captured
         self.graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self.pool: Any = None
-        self.stream = torch.cuda.Stream()
+        self.stream = stream or torch.cuda.Stream()
 
     def __call__(self, *inputs: Tensor) -> None:
         shape = tuple(x.shape for x in inputs)
         if shape not in self.warmed_up:
             before = count_compiled_graphs()
             self._warm_up(inputs)
-            if count_compiled_graphs() == before:
+            self.calls_left -= 1
+            if count_compiled_graphs() == before and self.calls_left < 0:
                 self.warmed_up.add(shape)
             return
         if shape not in self.graphs:
@@ -57,7 +62,7 @@ class GraphedCallable:
     def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
         graph, static_inputs = torch.cuda.CUDAGraph(), tuple(x.clone() for x in inputs)
         # thread_local: the data-loading thread may pin memory during the capture
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             self.function(*static_inputs)
         self.pool = self.pool or graph.pool()
         return graph, static_inputs

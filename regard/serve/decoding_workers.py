@@ -208,8 +208,8 @@ class WorkerProcesses:
 class ProcessWorker:
     """The server's end of a worker process.
 
-    What a socket does not take at once is sent by a thread. The process reads only between two steps, so whoever waited
-    until it has read could wait for ever, while it waits for its events to be read."""
+    What a socket does not take at once is sent by a thread. The process reads only between two steps, so a caller that
+    waited until it has read could wait for ever, while it waits for its events to be read."""
 
     def __init__(self, stream: socket.socket, pid: int, report: Report, lost: Lost) -> None:
         self.stream, self.pid, self.report, self.lost = stream, pid, report, lost

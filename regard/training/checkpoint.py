@@ -147,7 +147,7 @@ class Checkpoints:
     def _plain_files(
         weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], copies: bool
     ) -> Callable[[Path], None]:
-        """Return a function that writes whole tensors into a folder; they are copied before, if training goes on."""
+        """Return a function that writes whole tensors into a folder; they are copied before, if training does not wait."""
         model = {name: x.to("cpu", copy=copies) for name, x in weights.items()}
 
         def write(draft: Path) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from regard.config import TrainConfig
 from regard.data.batches import Batch
@@ -53,6 +54,7 @@ class SingleProcess:
     is_first = True  # prints, validates and writes the run folder
     is_parallel = False  # there is a process group
     is_sharded = False  # parameters are DTensors
+    can_capture = True  # the training step can be captured as a CUDA graph
     count = 1  # processes
     data_index, data_count = 0, 1  # which share of a batch this process takes, and how many there are
 
@@ -127,15 +129,18 @@ class Ranks(SingleProcess):
     def __init__(self, config: TrainConfig, rank: Rank) -> None:
         self.rank, self.count, self.is_first = rank, rank.count, rank.is_first
         self.data, self.shard, self.tensor = arrange(config, rank.count)
-        self.is_sharded = config.parallel == "fsdp" or self.tensor > 1
+        # A group of one process has nothing to share: it trains as a process without others.
+        self.is_sharded = rank.count > 1 and (config.parallel == "fsdp" or self.tensor > 1)
         self.name = self.device(config)
         kind = torch.device(self.name).type
         if kind == "cuda":
             torch.cuda.set_device(torch.device(self.name))
         timeout = timedelta(seconds=config.rank_timeout)
         # NCCL does not let two ranks use one GPU; gloo does, for tests.
-        shares_gpu = kind == "cuda" and rank.local_count > torch.cuda.device_count()
-        backend = "gloo" if kind == "cpu" or shares_gpu else "cpu:gloo,cuda:nccl"
+        self.shares_gpu = kind == "cuda" and rank.local_count > torch.cuda.device_count()
+        # FSDP2 allocates memory and waits in every step; with gloo the host takes part in it.
+        self.can_capture = not self.is_sharded and not self.shares_gpu
+        backend = "gloo" if kind == "cpu" or self.shares_gpu else "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             backend, store=make_store(rank), rank=rank.index, world_size=rank.count, timeout=timeout
         )
@@ -199,6 +204,8 @@ class Ranks(SingleProcess):
             objective.register_buffer(name, self.own_rows(buffer))
         if self.tensor > 1:
             cut_matrices(objective.model, self.mesh["tensor"])
+        if self.count == 1:
+            return objective
         if not self.is_sharded:
             devices = [torch.device(self.name)] if self.name != "cpu" else None
             # static_graph: parameters without gradients, such as BERT's pooler in pre-training, are found in the first step.
@@ -240,7 +247,11 @@ class Ranks(SingleProcess):
         return contextlib.nullcontext()
 
     def full_weights(self, model: nn.Module) -> dict[str, Tensor]:
-        return {name: whole(p.detach()) for name, p in model.named_parameters()}
+        if not self.shares_gpu:
+            return {name: whole(p.detach()) for name, p in model.named_parameters()}
+        # gloo gathers on the host.
+        mesh = dist.device_mesh.init_device_mesh("cpu", self.mesh.shape, mesh_dim_names=self.mesh.mesh_dim_names)
+        return {name: whole(on_host(p.detach(), mesh)) for name, p in model.named_parameters()}
 
     # ---- agreement ----------------------------------------------------------------------------------------------------
 
@@ -308,9 +319,13 @@ STARTED = itertools.count()  # process groups that this process has started
 
 
 def make_store(rank: Rank) -> dist.Store:
-    """Return the store in which the ranks find each other; each process group of a program has a part of its own."""
+    """Return the store in which the ranks find each other; each process group of a program has a part of its own.
+
+    The store of torchrun's agent outlives a restart of the ranks, which must not find the addresses of those before."""
     store, _, _ = next(dist.rendezvous("env://", rank.index, rank.count))
-    return dist.PrefixStore(f"regard-{next(STARTED)}", store)
+    outlives = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if outlives else "0"
+    return dist.PrefixStore(f"regard-{restarts}-{next(STARTED)}", store)
 
 
 def find_straggler(waiting: list[float]) -> tuple[int, float] | None:
@@ -344,6 +359,16 @@ def arrange(config: TrainConfig, count: int) -> tuple[int, int, int]:
 def whole(x: Tensor) -> Tensor:
     """Return a tensor whole, gathered from the ranks that it is cut over."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+def on_host(x: Tensor, mesh: Any) -> Tensor:
+    """Return a tensor on the host, cut over the same ranks as before; `mesh` has all of them."""
+    if not hasattr(x, "full_tensor"):
+        return x.cpu()
+    names = x.device_mesh.mesh_dim_names  # type: ignore[attr-defined]
+    own = mesh[names] if len(names) < mesh.ndim else mesh
+    local = x.to_local().cpu()  # type: ignore[attr-defined]
+    return DTensor.from_local(local, own, x.placements, run_check=False, shape=x.shape, stride=x.stride())  # type: ignore[attr-defined]
 
 
 def cut_matrices(model: nn.Module, mesh: Any) -> None:

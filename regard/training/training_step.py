@@ -24,6 +24,8 @@ from regard.training.objective import Objective
 from regard.training.optimizer import Updater, prepare_model
 from regard.training.parallel import SingleProcess
 
+DDP_WARM_UP = 11  # steps that torch asks for before DDP is captured in a CUDA graph
+
 
 class TrainingStep:
     """One optimizer step over a fixed number of batches (gradient accumulation).
@@ -44,12 +46,18 @@ class TrainingStep:
         self.ranks = ranks or SingleProcess()
         self.stacks = [module for module in objective.model.modules() if isinstance(module, Stack)]
         self.accumulate = config.accumulate
-        # A process group adds up gradients while the backward pass runs, which is not captured.
-        self.is_graphed = device.type == "cuda" and config.compile and not self.ranks.is_parallel
+        self.is_graphed = device.type == "cuda" and config.compile and self.ranks.can_capture
+        several = self.ranks.count > 1
+        if several and self.accumulate > 1:  # only the last batch of a step adds up gradients: no two are alike
+            self.is_graphed = False
         prepare_model(objective.model, config)  # before it is compiled and cut
         if device.type == "cuda" and config.compile and config.mesh.tensor == 1:
             compile_blocks(objective)
-        self.forward = self.ranks.wrap(objective, dtype)
+        stream = torch.cuda.Stream() if self.is_graphed else None
+        with torch.cuda.stream(stream):  # DDP adds up gradients on the stream that it was made on, where it is captured
+            self.forward = self.ranks.wrap(objective, dtype)
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
         agree = self.ranks.agree_on_largest
         self.updater = Updater(objective.model, config, self.is_graphed and self.accumulate > 1, agree)
         self.sums = torch.zeros(3, device=device)  # of the objective, over steps; the trainer reads and resets them
@@ -61,7 +69,8 @@ class TrainingStep:
         if self.is_graphed:
             self.graphed_forward_backward = GraphedCallable(self._forward_backward)
             self.graphed_update = GraphedCallable(self._update)
-            self.graphed_step = GraphedCallable(self._forward_backward_update)
+            warm_up = DDP_WARM_UP if several else 0
+            self.graphed_step = GraphedCallable(self._forward_backward_update, stream, warm_up)
 
     def __call__(self, batches: list[Batch], lr: float) -> None:
         """Update the weights by the gradient of the mean loss over all scored labels of `batches`.
@@ -76,7 +85,7 @@ class TrainingStep:
         if self.is_graphed and not is_observed(self.objective.model) and not any(s.intervened for s in self.stacks):
             assert len(batches) == self.accumulate, "captured for another number of batches"
             if self.accumulate == 1:
-                return self.graphed_step(*batches[0].to(self.device).inputs)
+                return self.graphed_step(*self.ranks.share(batches[0]).to(self.device).inputs)
             forward_backward, update = self.graphed_forward_backward, self.graphed_update
         for i, batch in enumerate(batches):  # gradient accumulation
             with self.ranks.synchronize(self.forward, i == len(batches) - 1):

@@ -7,6 +7,7 @@ taken for rounding: AdamW moves a weight whose gradient is zero but for rounding
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -47,6 +48,7 @@ RECIPES = {
     f"max_len = 32\n[train]\nbatch_tokens = 120\nbptt = 8\nlabel_smoothing = 0.0\ntar_weight = 1.0\n{EVERY}{TRAIN}",
 }
 RECIPES["gpt"] = RECIPES["gpt"].replace('documents = "line"', 'documents = "line"\npacking = "documents"')
+RECIPES["transformer"] = RECIPES["transformer"].replace("max_len = 32", "max_len = 64")
 RECIPES["rnn"] = RECIPES["rnn"].replace('documents = "line"\n', "")
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp": (2, {}),
@@ -98,7 +100,7 @@ def start(folder: Path, cases: list[dict[str, Any]], ranks: int, restarts: int =
 
 def train(folder: Path, cases: list[dict[str, Any]], ranks: int, restarts: int = 0) -> str:
     process = start(folder, cases, ranks, restarts)
-    output = process.communicate(timeout=600)[0]
+    output = process.communicate(timeout=280)[0]
     assert process.returncode == 0, output[-6000:]
     return output
 
@@ -147,25 +149,21 @@ def test_every_layout_trains_like_one_process(folder: Path, recipe: str) -> None
 @pytest.mark.slow
 def test_a_checkpoint_of_any_layout_goes_on_in_any_other(folder: Path) -> None:
     """Ten steps in one layout, ten more in another: the losses and weights of twenty steps of one process."""
-    layouts = {"one": (0, {}), **{name: LAYOUTS[name] for name in ("ddp", "fsdp", "tensor", "hsdp", "fsdp-4")}}
-    for recipe in ("gpt", "rnn"):
-        if not (folder / f"{recipe}-one").exists():
-            train(folder, [case(folder, recipe, f"{recipe}-one")], 0)
-    pairs = [(recipe, a, b) for recipe in ("gpt", "rnn") for a in layouts for b in layouts if a != b]
+    layouts = {"one": (0, {}), **{name: LAYOUTS[name] for name in ("ddp", "fsdp", "tensor", "hsdp")}}
+    pairs = [("gpt", a, b) for a in layouts for b in layouts if a != b]
+    pairs += [("rnn", a, b) for a, b in (("one", "fsdp"), ("ddp", "hsdp"), ("hsdp", "one"))]
+    train(folder, [case(folder, name, f"{name}-constant", schedule="constant") for name in ("gpt", "rnn")], 0)
     for half, steps in ((0, 10), (1, 20)):
         for ranks in (0, 2, 4):
-            names = [(pair, layouts[pair[1 + half]]) for pair in pairs]
+            chosen = [pair for pair in pairs if layouts[pair[1 + half]][0] == ranks]
+            settings = [{**layouts[pair[1 + half]][1], "steps": steps, "schedule": "constant"} for pair in chosen]
             made = [
-                case(folder, pair[0], "-to-".join(pair), steps=steps, schedule="constant", **settings)
-                for pair, (count, settings) in names
-                if count == ranks
+                case(folder, pair[0], "-to-".join(pair), **given) for pair, given in zip(chosen, settings, strict=True)
             ]
             train(folder, made, ranks)
-    for recipe in ("gpt", "rnn"):
-        train(folder, [case(folder, recipe, f"{recipe}-constant", schedule="constant")], 0)
     for pair in pairs:
         run, whole = folder / "-to-".join(pair), folder / f"{pair[0]}-constant"
-        assert np.allclose(losses(run)[-5:], losses(whole)[-5:], rtol=TOLERANCE, atol=0), pair
+        assert np.allclose(losses(run)[-3:], losses(whole)[-3:], rtol=TOLERANCE, atol=0), pair
         for name, x in weights(whole).items():
             assert (x - weights(run)[name]).abs().max() <= 2.0**-22 * x.abs().max(), (pair, name)
 
@@ -176,7 +174,7 @@ def test_a_killed_rank_is_started_again_and_the_run_ends_as_if_nothing_had_happe
     folder: Path, layout: str, kills: int
 ) -> None:
     """SIGKILL for one of two ranks at random moments; torchrun starts both again from the newest whole checkpoint."""
-    long = {"steps": 400, "valid_every": 200, "save_every": 7, "log_every": 50}
+    long = {"steps": 600, "valid_every": 300, "save_every": 7, "log_every": 50, "keep": 3}
     if not (folder / "long-one").exists():
         train(folder, [case(folder, "gpt", "long-one", **long)], 0)
     run = f"long-{layout}"
@@ -184,7 +182,7 @@ def test_a_killed_rank_is_started_again_and_the_run_ends_as_if_nothing_had_happe
     rng = np.random.default_rng(len(layout))
     for _ in range(kills):
         wait_for_progress(folder / run, process)
-        time.sleep(rng.uniform(0, 1.0))
+        time.sleep(rng.uniform(0, 0.5))
         victims = children_of(process.pid)
         if not victims:
             break
@@ -209,10 +207,12 @@ def newest(run: Path) -> str:
 
 def children_of(pid: int) -> list[int]:
     """Return the processes that a process has started, those that train."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return [child for child in found if b"parallel_cases" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+        return [child for child in found if b"parallel_cases" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return []
 
 
 # ---- parts ---------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections import Counter
 from fractions import Fraction
 from functools import cached_property
 from math import isqrt, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Cost:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.counted: dict[tuple[int, int], int] = {}
+        self.counted: dict[tuple[int, int], Counter[str]] = {}
 
     @cached_property
     def model(self) -> nn.Module:
@@ -73,10 +73,14 @@ class Cost:
         """Return the FLOPs of one forward pass over padded rows, with logits for every token.
 
         An encoder reads (batch, source_len), for images 1 + patches; a decoder (batch, target_len)."""
+        return batch * self.module_flops(source_len, target_len).total()
+
+    def module_flops(self, source_len: int = 0, target_len: int = 0) -> Counter[str]:
+        """Return the FLOPs of each module in the forward pass of one row, by its path."""
         at = source_len, target_len
         if at not in self.counted:
-            self.counted[at] = count(self.model, *meta_inputs(self.model, 1, *at)).flops().total()
-        return batch * self.counted[at]
+            self.counted[at] = count(self.model, *meta_inputs(self.model, 1, *at)).flops()
+        return self.counted[at]
 
     def training_flops(self, batch: int, source_len: int = 0, target_len: int = 0, checkpointing: bool = False) -> int:
         """Return the FLOPs of a training step: a backward pass is two forward passes, activation checkpointing one more."""
@@ -193,8 +197,23 @@ def activation_bytes(config: ModelConfig, s: int, t: int) -> int:
 
 
 def block_activation_bytes(config: ModelConfig, s: int, t: int) -> int:
-    """Return the activation bytes of stacks of blocks: for each sublayer the residual sum that its norm reads, the output
-    of the norm, and the inputs of its own products."""
+    """Return the activation bytes of stacks of blocks, and of BERT's head, which has a dense layer and a norm."""
+    total = sum(stack.n_blocks * stack.block + stack.ends for stack in stack_activations(config, s, t))
+    return total + (s * 8 * config.d_model if architecture_of(config).fills_blanks else 0)
+
+
+class StackActivations(NamedTuple):
+    """The bytes that the backward pass of one row needs of a stack."""
+
+    n_blocks: int
+    block: int  # of one block
+    ends: int  # before the first block and after the last
+    residual: int  # of the input of a block, which is all that activation checkpointing keeps of it
+
+
+def stack_activations(config: ModelConfig, s: int, t: int) -> list[StackActivations]:
+    """Return the activation bytes of each stack: for each sublayer the residual sum that its norm reads, the output of the
+    norm, and the inputs of its own products."""
     c, f, queries, keys = config.d_model, config.d_ff, *head_widths(config)
     summed = 0 if config.parallel else 4 * c  # sum and norm of the sublayers after the first
     rotated = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
@@ -210,13 +229,18 @@ def block_activation_bytes(config: ModelConfig, s: int, t: int) -> int:
     normed = config.embedding_norm and not architecture_of(config).sees_images
     ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a dropout mask
     ends += 4 * c if config.norm == "pre" else 2 * c  # the output of a stack, and the last residual sum
-    total = 0
-    for n_blocks, tokens, crosses in stack_sizes(config, s, t):
-        total += tokens * (n_blocks * block + ends)
-        total += n_blocks * crosses * (t * (summed + 4 * queries) + s * 4 * keys)
-    return total + (
-        s * 8 * c if architecture_of(config).fills_blanks else 0
-    )  # BERT's head has a dense layer and a norm
+    residual = (
+        4 * c if config.norm == "pre" else 2 * c
+    )  # the residual sum and, before a norm, what is still to be added
+    return [
+        StackActivations(
+            n_blocks,
+            tokens * block + crosses * (t * (summed + 4 * queries) + s * 4 * keys),
+            tokens * ends,
+            tokens * residual,
+        )
+        for n_blocks, tokens, crosses in stack_sizes(config, s, t)
+    ]
 
 
 def stack_sizes(config: ModelConfig, s: int, t: int) -> list[tuple[int, int, bool]]:
