@@ -282,7 +282,8 @@ class TaskGroup:
     def step(self, model: Any) -> list[DecodeEvent]:
         """Let waiting tasks join, and run one step of the batch."""
         batch, events = self._choose_batch(model), []
-        if self.waiting and (len(self.waiting) * JOIN_SHARE >= batch.size or self.steps_since_join >= JOIN_STEPS):
+        are_many = len(self.waiting) * JOIN_SHARE >= batch.size or self.steps_since_join >= JOIN_STEPS
+        if self.waiting and (self.length or are_many):  # the slots of a GPU have a rule of their own
             events += batch.add(self._take_waiting())
             self.steps_since_join = 0
         self.steps_since_join += 1

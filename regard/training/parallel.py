@@ -377,6 +377,14 @@ def cut_matrices(model: nn.Module, mesh: Any) -> None:
 
     styles = {"column": ColwiseParallel, "row": RowwiseParallel}
     size = mesh.size()
+    for stack in (module for module in model.modules() if isinstance(module, Stack)):
+        for scheme in (*stack.schemes, stack.cross_scheme):
+            if scheme.relative or scheme.contextual:  # type: ignore[union-attr]
+                name = getattr(scheme, "name", type(scheme).__name__)
+                raise RegardError(
+                    f"train.mesh.tensor cuts the heads of attention, and the positions '{name}' have a table for all of them: "
+                    f"leave mesh.tensor out, or choose other positions, such as rope"
+                )
     for path, part in model.named_modules():
         if not isinstance(part, Part) or not part.tensor_parallel:
             continue

@@ -27,7 +27,7 @@ def by_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> n
     return (weights / np.where(total == 0, 1, total)) @ values
 
 
-@pytest.mark.parametrize("heads, groups", [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (3, 1)])
 def test_it_is_the_formula(heads: int, groups: int) -> None:
     q, k, v = draw((3, heads, 2, 16), 0), draw((3, groups, 9, 16), 1), draw((3, groups, 9, 16), 2)
     seen = draw((3, 1, 2, 9), 3) > -0.5
