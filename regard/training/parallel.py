@@ -379,11 +379,11 @@ def cut_matrices(model: nn.Module, mesh: Any) -> None:
     size = mesh.size()
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for scheme in (*stack.schemes, stack.cross_scheme):
-            if scheme.relative or scheme.contextual:  # type: ignore[union-attr]
+            if scheme.relative or scheme.contextual:
                 name = getattr(scheme, "name", type(scheme).__name__)
                 raise RegardError(
-                    f"train.mesh.tensor cuts the heads of attention, and the positions '{name}' have a table for all of them: "
-                    f"leave mesh.tensor out, or choose other positions, such as rope"
+                    f"train.mesh.tensor cuts the heads of attention, and the positions '{name}' have a table for all of "
+                    f"them: leave mesh.tensor out, or choose other positions, such as rope"
                 )
     for path, part in model.named_modules():
         if not isinstance(part, Part) or not part.tensor_parallel:

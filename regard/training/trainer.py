@@ -227,9 +227,10 @@ class Trainer:
         self._show(result, improved)
         return improved
 
-    def _measure(self, stop: StopRequest) -> Validation:
-        model = self._whole_model()
-        found = self.ranks.from_first(lambda: self._measure_here(model, stop))
+    def _measure(self, stop: StopRequest, model: nn.Module | None = None) -> Validation:
+        """Validate a model, by default the one in training; the first process does."""
+        measured = self._whole_model() if model is None else model
+        found = self.ranks.from_first(lambda: self._measure_here(measured, stop))
         if "signum" in found:
             raise Interrupted(found["signum"], self.job.folder, self.progress.step, self.config.steps)
         return Validation(**found)
@@ -323,15 +324,14 @@ class Trainer:
 
     def _finish(self, stop: StopRequest) -> None:
         """Write the final model and print its score; a run that is stopped meanwhile does this again."""
-        progress, job = self.progress, self.job
+        progress = self.progress
         self.checkpoints.wait()
         self._prune()
         steps = self.ranks.from_first(self._final_steps)
         model = self._whole_model()
-        found = self.ranks.from_first(lambda: self._write_final_model(model, steps, stop))
-        if "signum" in found:
-            raise Interrupted(found["signum"], job.folder, progress.step, self.config.steps)
-        result = Validation(**found)
+        self.ranks.from_first(lambda: self._load_mean(model, steps))
+        result = self._measure(stop, model)
+        self.ranks.from_first(lambda: self._write_model(model, result, steps))
         which = (
             f"the checkpoint of step {steps[0]}"
             if len(steps) == 1
@@ -343,16 +343,16 @@ class Trainer:
             + self._next_steps()
         )
 
-    def _write_final_model(self, model: nn.Module, steps: list[int], stop: StopRequest) -> dict[str, Any]:
-        """Write the mean of checkpoints as the final model; return its validation, or the signal that interrupted it."""
+    def _load_mean(self, model: nn.Module, steps: list[int]) -> None:
+        """Load the mean of checkpoints into the model."""
         model.float()  # the mean of bf16 checkpoints needs more than bf16
         load_weights(model, self.checkpoints.average(steps), self.checkpoints.folder)
-        found = self._measure_here(model, stop)
-        if "signum" not in found:
-            package = replace(self.job, model=model).package()
-            card = model_card(self.job, Validation(**found), steps, self.progress)
-            model_folder.save(self.job.folder / "model", package, card, own=model_folder.MODEL_FILES)
-        return found
+
+    def _write_model(self, model: nn.Module, result: Validation, steps: list[int]) -> None:
+        """Write the final model."""
+        package = replace(self.job, model=model).package()
+        card = model_card(self.job, result, steps, self.progress)
+        model_folder.save(self.job.folder / "model", package, card, own=model_folder.MODEL_FILES)
 
     def close(self) -> None:
         self.display.close()

@@ -58,7 +58,7 @@ def script(monkeypatch: pytest.MonkeyPatch, losses: list[float], bleus: list[flo
     """Let validations report these values, one after the other, and the last one for ever; counts the calls."""
     calls = [0]
 
-    def scripted(self: Trainer, stop: Any) -> Validation:
+    def scripted(self: Trainer, stop: Any, model: Any = None) -> Validation:
         i = min(calls[0], len(losses) - 1)
         calls[0] += 1
         return Validation(losses[i], {"bleu": bleus[i]})
