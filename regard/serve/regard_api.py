@@ -106,10 +106,11 @@ class ChangeRequest(LookRequest):
 
 
 class GenerateRequest(GenerationFields):
-    """The fields of POST /regard/generate: a prompt or a conversation."""
+    """The fields of POST /regard/generate: a prompt or a conversation, and how the answer begins."""
 
     prompt: str | None = None
     messages: list[Message] | None = None
+    prefix: str = ""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     top: Annotated[int, Field(ge=0, le=20)] = 5
 
@@ -226,6 +227,7 @@ def make_router(service: Service) -> APIRouter:
             options["stop"] = [*DEFAULT_CHAT_TEMPLATE.stop, *(options.get("stop") or ())]
         else:
             prompt = asked.prompt or ""
+        prompt += asked.prefix
         service.check_texts([prompt], "prompt")
         return await service.stream(
             request, entry, lambda generator: token_events(generator, prompt, options, asked.top), error_event

@@ -13,6 +13,7 @@ from fake_store import FakeStore
 from starlette.testclient import TestClient
 
 from regard.decode.generation import token_log_probs
+from regard.text.chat_template import DEFAULT_CHAT_TEMPLATE, Turn
 
 TEXT = "Hello 😀 there. How are you?\n\nThe man went to the house."
 
@@ -247,6 +248,19 @@ def test_conversations_and_wrong_requests_for_tokens(client: TestClient) -> None
     assert events(found.text)[-1][0] == "end"
     for wrong in ({}, {"prompt": "a", "messages": []}, {"prompt": "a", "top": 99}, {"prompt": "a " * 300}):
         assert client.post("/regard/generate", json=wrong).status_code == 400
+
+
+def test_an_answer_goes_on_from_the_words_that_were_chosen_for_it(client: TestClient) -> None:
+    """A click on another word of an answer: the conversation is continued behind that word."""
+
+    def tokens(**asked: Any) -> list[Any]:
+        return events(client.post("/regard/generate", json={"max_tokens": 4, **asked}).text)
+
+    rendered = DEFAULT_CHAT_TEMPLATE.render([Turn("user", "Hi")], "")
+    stop = list(DEFAULT_CHAT_TEMPLATE.stop)
+    given = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert tokens(**given, prefix=" The man") == tokens(prompt=f"{rendered} The man", stop=stop)
+    assert tokens(**given, prefix=" The man") != tokens(**given)
 
 
 def test_classes_and_neighbours(client: TestClient, store: FakeStore) -> None:
