@@ -179,6 +179,7 @@ class TraceRequest:
     changes: tuple[Intervention, ...]
     along: Trace | None  # the trace whose output is read, so that two models can be compared
     options: dict[str, Any]
+    unchanged: Trace | None = None  # the trace of the same model and text without changes, where it is known
     requested_changes: tuple[str, ...] = ()  # the changes as they were asked for, before words were resolved
 
     @property

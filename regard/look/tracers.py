@@ -60,6 +60,7 @@ def trace(
     along: Trace | None = None,
     own: bool = False,
     device: str = "cpu",
+    unchanged: Trace | None = None,
     **options: Any,
 ) -> Trace:
     """Let a model read a text, or an image file, and record everything.
@@ -67,13 +68,14 @@ def trace(
     `model` is a folder, a loaded ModelPackage, or a Translator, Generator, Classifier or Embedder. `changes` are
     interventions that are active while it runs (look/interventions.py). With `along`, a model that writes also reads
     what it wrote in another trace of its kind, so that the two can be compared token by token; its output is still its
-    own, and with `own` so is what it reads. A folder is loaded on `device`. Options are those of `[decode]`, for models
-    that write.
+    own, and with `own` so is what it reads. `unchanged` is the trace of the same model, text and options without changes:
+    then it need not be decoded again. A folder is loaded on `device`. Options are those of `[decode]`, for models that
+    write.
     """
     package, name = package_of(model, device)
     if along is not None:
         check_same_kind(along, package, name)
-    request = TraceRequest(package, name, str(text), tuple(changes), None if own else along, options)
+    request = TraceRequest(package, name, str(text), tuple(changes), None if own else along, options, unchanged)
     return tracer_for(package)(request)
 
 
@@ -168,7 +170,10 @@ def replace_tokens(request: TraceRequest, decoder: TokenDecoder) -> tuple[TraceR
     source = decoder.encode(request.text)
     if not request.changes:
         return request, source, []
-    first = decoder.decode(source, [])
+    if request.unchanged is None:
+        first = decoder.decode(source, [])
+    else:  # what it wrote, behind the tokens that it began with
+        first = list(request.unchanged.written)[len(decoder.start(source)) :]
     request = request.resolve(decoder.words(source, first))
     other, forced = decoder.replace_tokens(request.changes, source, first)
     return request, request.check_length(other), forced

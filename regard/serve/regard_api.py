@@ -204,7 +204,8 @@ def make_router(service: Service) -> APIRouter:
                     text = str(write_image(asked.text, Path(folder) / "image"))
                 views = [copy.trace(text, options)]
                 if changes:
-                    views.append(trace(copy.package, text, interventions, views[0], **options))
+                    before = views[0]
+                    views.append(trace(copy.package, text, interventions, before, unchanged=before, **options))
             content = make_document(views)
             found: dict[str, Any] = {"document": content.tree, "blobs": content.base64()}
             if changes:

@@ -21,7 +21,7 @@ from regard.inference.classifier import Classifier
 from regard.inference.embedder import Embedder
 from regard.inference.generator import Generator
 from regard.inference.translator import Translator
-from regard.look.interventions import Forbid, Pin, Replace, Zero
+from regard.look.interventions import Forbid, Pin, Replace, Zero, parse
 from regard.look.model_trace import Trace
 from regard.look.page.html_page import show
 from regard.look.reading_tracers import encode_with_masks
@@ -197,6 +197,17 @@ def test_a_language_model_is_seen_with_its_prompt_and_what_it_went_on_with(bundl
     assert given == [True] * (len(prompt) - 1) + [False] * (len(given) + 1 - len(prompt))
     assert seen.tree is None
     assert f"first {len(prompt)} tokens" in seen.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["translation", "gpt"])
+def test_a_known_trace_without_changes_need_not_be_decoded_again(kind: str, bundles: Any, asked: Any) -> None:
+    """The words that interventions name are those of the output without changes, however it is known."""
+    first = trace(bundles[kind], asked[kind])
+    changes = [parse("zero", "decoder.0.self")]
+    ways = [trace(bundles[kind], asked[kind], changes, first, unchanged=known) for known in (None, first)]
+    assert ways[0].output == ways[1].output
+    assert ways[0].written == ways[1].written
+    assert ways[0].notes == ways[1].notes
 
 
 def test_a_sampled_text_is_the_one_that_is_seen(bundles: Any, asked: Any) -> None:
