@@ -409,6 +409,8 @@ def measure_scheduler(texts: list[str], clients: list[int], given: argparse.Name
     rows = [("offline, all at once", "", f"{offline:,.0f}", "1.00")]
     with store.lease() as loaded:
         served = (RequestContext, current_request)
+        for some in (ids, ids[:64]):  # warm-up: the worker loads the model and captures its graphs
+            decode(loaded.inference, some)
         rows += [serve_clients(loaded.inference, ids, n, given, offline, decode, served) for n in clients]
     print("\n".join(format_table([("clients", "requests/s", "tokens/s", "of offline"), *rows], 1)))
     store.close()

@@ -90,6 +90,12 @@ class Stack(nn.Module):
         """The token mixer of each block."""
         return [block.sublayers["self"] for block in self.blocks]  # type: ignore[index]
 
+    @property
+    def scales_queries(self) -> bool:
+        """Whether `init_weights` changes the queries of any layer."""
+        scale = self.d_head**-0.5
+        return any((scheme.scale or scale) != scale for scheme in (self.schemes[0], self.cross_scheme))
+
     def init_weights(self) -> None:
         """Scale initial queries by 1/sqrt(D) where a scheme such as T5 does not divide scores by sqrt(D)."""
         for module in self.modules():

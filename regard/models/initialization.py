@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from regard.layers.embedding import Embedding, Head
 from regard.layers.part import Part
+from regard.layers.stack import Stack
 from regard.models.heads import MaskedLMHead
 
 
@@ -66,6 +67,42 @@ def materialize(model: nn.Module, device: torch.device | str) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, made.setdefault(id(buffer), torch.empty_like(buffer, device=device)))
     initialize(model, model.seed)  # type: ignore[arg-type]
+
+
+def materialize_part(model: nn.Module, path: str, device: torch.device | str) -> None:
+    """Give one part of a model on the meta device the weights that `materialize` would give it; the rest stays there.
+
+    With an empty path it is all that is left on the meta device. What a module changes in its children (`init_weights` of a
+    stack) is left out: see `is_made_in_parts`."""
+    made: dict[int, Tensor] = {}
+    inside = [
+        (name, module) for name, module in model.named_modules() if f"{name}.".startswith(f"{path}." if path else "")
+    ]
+    found = []
+    for name, module in inside:
+        own = [*module._parameters.items(), *module._buffers.items()]
+        empty = {key: x for key, x in own if x is not None and x.is_meta}
+        for key, x in empty.items():
+            fresh = torch.empty_like(x, device=device)
+            is_parameter = isinstance(x, nn.Parameter)
+            setattr(
+                module, key, made.setdefault(id(x), nn.Parameter(fresh, x.requires_grad) if is_parameter else fresh)
+            )
+        if empty:
+            found.append((name, module))
+    owners = {id(p): module for _, module in reversed(found) for p in module.parameters(recurse=False)}
+    config = getattr(model, "config", None)
+    for name, module in reversed(found):
+        mine = {key: p for key, p in module.named_parameters(recurse=False) if owners[id(p)] is module}
+        init_module(module, model.seed, name, mine, config is not None and config.embedding_norm)  # type: ignore[arg-type]
+
+
+def is_made_in_parts(model: nn.Module) -> bool:
+    """Return whether a model has blocks, and whether filling them one by one fills it as `initialize` does."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    kinds = (Stack, nn.Embedding, *KNOWN)
+    parents = (m for m in model.modules() if hasattr(type(m), "init_weights") and not isinstance(m, (Part, *kinds)))
+    return bool(stacks) and not any(stack.scales_queries for stack in stacks) and not any(parents)
 
 
 def init_module(module: nn.Module, seed: int, path: str, mine: dict[str, nn.Parameter], normed: bool = False) -> None:

@@ -17,12 +17,14 @@ from regard.exchange.loader import load_model
 from regard.files import exists
 from regard.models.architectures import make_model
 from regard.models.classification_model import ClassificationModel
+from regard.models.initialization import is_made_in_parts
 from regard.models.weights import weights_of
 from regard.terminal import count_progress, progress_bar
 from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.checkpoint import Checkpoints
 from regard.training.metrics_log import print_message
+from regard.training.parallel import cuts_new_models
 from regard.training.run_folder import initial_model_facts, save_initial_model_facts
 from regard.vectors.initial_embeddings import initialize_embeddings, load_vectors_for
 from regard.vectors.word_vectors import WordVectors
@@ -96,6 +98,12 @@ class InitialModel:
     def build_model(self, config: ModelConfig) -> nn.Module:
         """Return a model with the weights of the initial model where it has them, and fresh ones elsewhere."""
         torch.manual_seed(self.config.train.seed)
+        if self.package is None and self.vectors is None and cuts_new_models(self.config.train):
+            with torch.device("meta"):
+                model = make_model(config)
+            if is_made_in_parts(model):
+                return model  # its processes fill it block by block, each with its own share
+            torch.manual_seed(self.config.train.seed)
         model = make_model(config)
         if self.package is not None:
             fresh = transfer_weights(self.package.model, model, self.config.train.init_from)

@@ -36,6 +36,7 @@ from regard.device import pick_device
 from regard.errors import RegardError
 from regard.layers.part import Part
 from regard.layers.stack import Stack
+from regard.models.initialization import materialize_part
 from regard.process_rank import Rank, current_rank
 from regard.signals import StopRequest
 from regard.text.special_tokens import PAD
@@ -150,21 +151,20 @@ class Ranks(SingleProcess):
         assert place is not None
         self.data_index, self.data_count = place[0] * self.shard + place[1], self.data * self.shard
         self.host = dist.new_group(backend="gloo", timeout=timeout)  # for small messages between hosts
-        self.saving = dist.new_group(
-            backend="gloo", timeout=timeout
-        )  # for checkpoints, which are saved in the background
-        # The ranks with which this one adds up its share of a batch, on hosts and on devices.
-        self.share_mesh = self.mesh["data", "shard"]._flatten("share")
-        self.share_host = self._host_group()
+        # The first rank may tokenize or validate for hours while the others wait; if it dies, they notice it at once.
+        self.patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+        # Checkpoints are saved in the background, while the other groups are in use.
+        self.saving = dist.new_group(backend="gloo", timeout=timeout)
+        self.share_host = self._host_group(timeout)
         self.has_stepped = False  # a whole step was done
         self.waited, self.measured_from = 0.0, time.perf_counter()  # seconds that this process waited for others
 
-    def _host_group(self) -> Any:
+    def _host_group(self, timeout: timedelta) -> Any:
         """Return the gloo group of the ranks that hold other shares of a batch, and the same part of matrices."""
         mine = None
         for place in range(self.tensor):
             ranks = list(range(place, self.count, self.tensor))
-            group = dist.new_group(ranks, backend="gloo")
+            group = dist.new_group(ranks, backend="gloo", timeout=timeout)
             mine = group if self.rank.index in ranks else mine
         return mine
 
@@ -228,9 +228,12 @@ class Ranks(SingleProcess):
         mesh = self.mesh["data", "shard"] if self.data > 1 else self.mesh["shard"]
         mixed = dtype != torch.float32
         policy = MixedPrecisionPolicy(dtype, torch.float32) if mixed else MixedPrecisionPolicy()
-        for stack in (module for module in objective.modules() if isinstance(module, Stack)):
-            for block in stack.blocks:
-                fully_shard(block, mesh=mesh, mp_policy=policy)
+        model = objective.model
+        blocks = {block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks}
+        for path, block in [(path, module) for path, module in model.named_modules() if module in blocks]:
+            materialize_part(model, path, "cpu")  # a block at a time is whole in memory
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        materialize_part(model, "", "cpu")
         fully_shard(objective, mesh=mesh, mp_policy=policy)
 
     def synchronize(self, forward: nn.Module, is_last: bool) -> contextlib.AbstractContextManager[Any]:
@@ -261,7 +264,8 @@ class Ranks(SingleProcess):
         return total
 
     def agree_on_largest(self, x: Tensor) -> None:
-        dist.all_reduce(x, dist.ReduceOp.MAX)
+        if self.count > 1:
+            dist.all_reduce(x, dist.ReduceOp.MAX)
 
     def separate_random_numbers(self, seed: int) -> None:
         if self.data_index:
@@ -285,9 +289,9 @@ class Ranks(SingleProcess):
     def broadcast(self, value: Any) -> Any:
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         size = torch.tensor(len(data))
-        dist.broadcast(size, 0, group=self.host)
+        dist.broadcast(size, 0, group=self.patient)
         data = data if self.is_first else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(data, 0, group=self.host)
+        dist.broadcast(data, 0, group=self.patient)
         return json.loads(bytes(data.tolist()))
 
     def gather(self, value: Any) -> list[Any]:
@@ -335,6 +339,16 @@ def find_straggler(waiting: list[float]) -> tuple[int, float] | None:
     if not others or min(others) < STRAGGLER_SHARE or waiting[slowest] > min(others) / 2:
         return None
     return slowest, sum(others) / len(others)
+
+
+def cuts_new_models(config: TrainConfig) -> bool:
+    """Return whether processes share a new model from the beginning: it is then built on the meta device."""
+    return (
+        current_rank().count > 1
+        and config.parallel == "fsdp"
+        and config.mesh.tensor == 1
+        and config.param_dtype == "fp32"
+    )
 
 
 def arrange(config: TrainConfig, count: int) -> tuple[int, int, int]:

@@ -46,8 +46,9 @@ class Trainer:
         quiet = quiet or not self.ranks.is_first
         device_name = self.ranks.device(self.config)
         self.device, self.dtype = devices.set_up_device(replace(self.config, device=device_name))
-        self.model = job.model.to(self.device).train()
-        objective = check_job(job).to(self.device)
+        is_built = not any(p.is_meta for p in job.model.parameters())  # otherwise its processes fill it, each its share
+        self.model = (job.model.to(self.device) if is_built else job.model).train()
+        objective = check_job(job)
         self.rows = max((len(x) for x in objective.buffers(recurse=False)), default=0)  # of recurrent state
         self.training_step = TrainingStep(objective, self.config, self.device, self.dtype, self.ranks)
         self.carried = dict(objective.named_buffers(recurse=False))  # recurrent state, kept from batch to batch

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from regard.config import TrainConfig
 from regard.config.schema import MeshConfig
 from regard.data.batches import Batch
 from regard.errors import RegardError
+from regard.layers.stack import Stack
+from regard.models.architectures import make_model, preset, resolve
+from regard.models.initialization import is_made_in_parts, materialize_part
 from regard.text.special_tokens import PAD
 from regard.training.parallel import Ranks, SingleProcess, arrange, find_straggler
 
@@ -262,6 +266,34 @@ def test_the_shares_of_a_batch_are_the_batch(rows: int, count: int) -> None:
         assert ranks.own_rows(state)[scored].flatten().tolist() == share.inputs[0][scored, 0].tolist()
     assert seen == list(range(rows))
     assert (labels == 1).all()  # the batch itself is as it was
+
+
+@pytest.mark.parametrize("name", ["transformer-base", "gpt2", "llama-7b", "bert-base", "t5-small"])
+def test_a_model_that_is_filled_block_by_block_has_the_weights_of_a_whole_one(name: str) -> None:
+    """Where a stack changes its layers once more (T5's queries), that is found out, and the model is made whole."""
+    sizes: dict[str, Any] = {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "d_head": 8, "d_ff": 32, "max_len": 16}
+    sizes |= {"source_vocab": 20, "target_vocab": 20}
+    config = preset(name)
+    layers = {key: 2 for key in ("n_encoder_layers", "n_decoder_layers") if getattr(config, key)}
+    config = resolve(replace(config, **sizes, **layers))
+    torch.manual_seed(3)
+    whole = make_model(config)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        made = make_model(config)
+    assert is_made_in_parts(made) == (name != "t5-small")
+    if name == "t5-small":
+        return
+    blocks = {block for stack in made.modules() if isinstance(stack, Stack) for block in stack.blocks}
+    for path in [path for path, module in made.named_modules() if module in blocks]:
+        materialize_part(made, path, "cpu")
+    assert any(p.is_meta for p in made.parameters())
+    materialize_part(made, "", "cpu")
+    expected = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    found = {**dict(made.named_parameters()), **dict(made.named_buffers())}
+    assert found.keys() == expected.keys()  # tied weights have one name
+    for key, x in expected.items():
+        assert torch.equal(found[key], x), key
 
 
 def test_a_straggler_is_the_one_that_does_not_wait() -> None:
