@@ -270,7 +270,7 @@ def test_the_shares_of_a_batch_are_the_batch(rows: int, count: int) -> None:
 
 @pytest.mark.parametrize("name", ["transformer-base", "gpt2", "llama-7b", "bert-base", "t5-small"])
 def test_a_model_that_is_filled_block_by_block_has_the_weights_of_a_whole_one(name: str) -> None:
-    """Where a stack changes its layers once more (T5's queries), that is found out, and the model is made whole."""
+    """Where a stack changes its layers once more (T5's queries), that is detected, and the model is made whole."""
     sizes: dict[str, Any] = {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "d_head": 8, "d_ff": 32, "max_len": 16}
     sizes |= {"source_vocab": 20, "target_vocab": 20}
     config = preset(name)
