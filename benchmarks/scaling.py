@@ -48,7 +48,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compile", type=int, default=1)
-    parser.add_argument("--force", type=int, default=0, help="1: one rank uses DDP too, although it needs none")
+    parser.add_argument(
+        "--force", type=int, default=0, help="1: one rank uses DDP or FSDP2 too, although it needs none"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", choices=LAYOUTS, help=argparse.SUPPRESS)  # this process is a rank
     given = parser.parse_args()
@@ -100,8 +102,10 @@ def measure(given: argparse.Namespace) -> None:
         sizes = {"max_len": given.length, "target_vocab": 32000, "source_vocab": 32000}
         sizes |= {"dropout": 0.0, "attention_dropout": 0.0, "ff_dropout": 0.0}
         model = make_model(resolve(replace(preset(given.model), **sizes))).to(device).train()
-        if given.force:  # one rank alone would train as a process without others
-            ranks.count = 2  # type: ignore[misc]
+        if given.force and layout in ("ddp", "fsdp"):  # one rank alone would train as a process without others
+            ranks.count = max(2, ranks.count)
+            ranks.is_sharded = layout == "fsdp"
+            ranks.can_capture = ranks.can_capture and not ranks.is_sharded
         step = TrainingStep(make_token_objective(model, config), config, device, dtype, ranks)
         if layout == "eager":
             step.is_graphed = False

@@ -73,7 +73,7 @@ def doctor(
             raise RegardError(f"--timeout must be at least 1 second, not {timeout:g}")
         if start_ranks(nproc_per_node, nnodes, node_rank, rdzv_endpoint, rdzv_id, 0, round(timeout)):
             return None
-        return test_interconnect(device, timeout, json)
+        return report_interconnect(device, timeout, json)
     if nproc_per_node is not None:
         raise RegardError("--nproc-per-node belongs to `regard doctor --distributed`: add --distributed")
     if why:
@@ -86,7 +86,7 @@ def doctor(
     print_result(examine(), json)
 
 
-def test_interconnect(device: str, timeout: float, json: bool) -> None:
+def report_interconnect(device: str, timeout: float, json: bool) -> None:
     """Test the connections of this rank; rank 0 prints the report. A rank that does not answer is an error."""
     if "LOCAL_RANK" not in os.environ and "RANK" not in os.environ:
         raise RegardError(
