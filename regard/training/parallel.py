@@ -351,17 +351,17 @@ def find_straggler(waiting: list[float]) -> tuple[int, float] | None:
 
 def cuts_new_models(config: TrainConfig) -> bool:
     """Return whether processes share a new model from the beginning: it is then built on the meta device."""
-    return (
-        current_rank().count > 1
-        and config.parallel == "fsdp"
-        and config.mesh.tensor == 1
-        and config.param_dtype == "fp32"
-    )
+    return current_rank().count > 1 and config.parallel == "fsdp" and config.mesh.tensor == 1
 
 
 def arrange(config: TrainConfig, count: int) -> tuple[int, int, int]:
     """Return the sizes of the axes data, shard and tensor of a mesh of `count` processes."""
     mesh, sharded = config.mesh, config.parallel == "fsdp"
+    if count > 1 and config.param_dtype != "fp32":
+        raise RegardError(
+            f"train.param_dtype {config.param_dtype} rounds weights at random, on every rank otherwise: with several ranks "
+            f"leave it at fp32; train.parallel fsdp divides the memory of weights among them"
+        )
     if not sharded and mesh.shard > 1:
         raise RegardError("train.mesh.shard is for train.parallel fsdp: set that, or leave mesh.shard out")
     left = count // mesh.tensor

@@ -337,8 +337,8 @@ def test_a_killed_rank_is_started_again_and_the_run_ends_as_if_nothing_had_happe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
-def test_all_ranks_are_killed_and_the_run_goes_on(folder: Path, long_run: Path, layout: str) -> None:
-    """SIGKILL for torchrun and all ranks at random moments, as when a machine fails; the same command goes on."""
+def test_all_ranks_are_killed_and_the_run_continues(folder: Path, long_run: Path, layout: str) -> None:
+    """SIGKILL for torchrun and all ranks at random moments, as when a machine fails; the same command continues it."""
     run = folder / f"long-all-{layout}"
     cases = [case(folder, "gpt", run.name, **LONG, **LAYOUTS[layout][1])]
     rng = np.random.default_rng(len(layout))
@@ -392,6 +392,9 @@ def test_a_mesh_is_arranged() -> None:
             mesh(count, parallel, **sizes)
     with pytest.raises(RegardError, match=r"is for train\.parallel fsdp"):
         mesh(4, "ddp", shard=2)
+    assert arrange(TrainConfig(param_dtype="bf16"), 1) == (1, 1, 1)
+    with pytest.raises(RegardError, match="leave it at fp32"):  # replicas would drift apart
+        arrange(TrainConfig(param_dtype="bf16"), 2)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
