@@ -83,7 +83,9 @@ def check_sampling(config: Config) -> None:
 def check_objective(config: Config) -> None:
     """Refuse training on a reward where it cannot work, and settings of it that would have no effect."""
     train, reward, default = config.train, config.train.reward, RewardConfig()
-    unused: dict[str, str] = {"baseline": "reinforce"} if reward.form == "minimum-risk" else {"sharpness": "minimum-risk"}
+    unused: dict[str, str] = (
+        {"baseline": "reinforce"} if reward.form == "minimum-risk" else {"sharpness": "minimum-risk"}
+    )
     for name in (f.name for f in fields(RewardConfig)):
         if getattr(reward, name) == getattr(default, name):
             continue

@@ -64,7 +64,8 @@ class TranslationJob(Job):
         train = self.config.train
         if train.objective == "likelihood":
             return make_token_objective(self.model, train)
-        assert self.tokenizers is not None and isinstance(self.model, TranslationModel)
+        assert self.tokenizers is not None
+        assert isinstance(self.model, TranslationModel)
         languages = {id: name for name, id in self.tokenizers.source.language_tokens().items()}
         reward = SentenceReward(train.reward.metric, self.tokenizers.target, self.config.data.target, languages)
         return RewardObjective(self.model, train, self.config.decode, reward, self.token_template)

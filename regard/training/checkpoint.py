@@ -62,7 +62,9 @@ class Progress:
     without_gain: int = 0  # validations since
     tokens: int = 0  # scored target tokens so far
     seconds: float = 0.0  # of training so far
-    running: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # sums of the objective since the last log line
+    running: list[float] = field(
+        default_factory=lambda: [0.0, 0.0, 0.0]
+    )  # sums of the objective since the last log line
     data: str = ""  # the key of the tokenized training data
 
     @classmethod

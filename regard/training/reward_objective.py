@@ -1,25 +1,27 @@
 """Training on a reward: the expected score of sampled translations, by REINFORCE or minimum risk training.
 
-For a pair (X, Y*) the model draws n translations Y_j of X, which are compared with Y*: r_j from 0 to 1. To be maximized, over
-the pairs of a batch, is (Wu et al. 2016, GNMT)
+For a pair (X, Y*) the model draws n translations Y_j of X, which are compared with Y*: r_j from 0 to 1. What is maximized,
+summed over the pairs of a batch, is that of GNMT (Wu et al. 2016):
 
-    likelihood_weight * log P(Y*|X) + E[r(Y, Y*)],    gradient of the second term ~ sum over j of w_j grad log P(Y_j|X)
+    likelihood_weight * log P(Y*|X) + E[r(Y, Y*)]
 
-| form         | weight w_j of a sample           | what its mean is                                                          |
-|--------------|----------------------------------|---------------------------------------------------------------------------|
-| reinforce    | (r_j - b_j) / n                  | the gradient of E[r], for b_j the mean reward of the other samples;       |
-|              |                                  | for the mean of all n samples, (n - 1) / n of it                          |
-| minimum-risk | Q_j (r_j - sum over i of Q_i r_i)| the gradient, divided by a, of sum Q_i r_i, where Q_i ~ P(Y_i|X)^a sums to |
-|              |                                  | 1 over the distinct samples (Shen et al. 2016)                            |
+The gradient of E[r] is estimated by the sum over j of w_j grad log P(Y_j|X):
 
-Both terms are sums over sentence pairs, each pair counting once whatever its length, as in the paper; the log-probability of
-a translation is a sum over its tokens. The training step divides both by the number of reference labels, as it does for
-every objective, which leaves their ratio as it is.
+| form         | w_j                               | the mean of the estimate                                         |
+|--------------|-----------------------------------|------------------------------------------------------------------|
+| reinforce    | (r_j - b_j) / n                   | the gradient, if b_j is the mean reward of the other samples;    |
+|              |                                   | (n - 1) / n of it, if b_j is the mean of all samples             |
+| minimum-risk | Q_j (r_j - sum over i of Q_i r_i) | 1 / a of the gradient of sum Q_i r_i, where Q_i ~ P(Y_i|X)^a is  |
+|              |                                   | normalized over the distinct samples (Shen et al. 2016)          |
 
-Samples are drawn without dropout and without gradient, by the decoding that translates too: on a GPU with CUDA graphs, whose
-copies of the weights are refreshed before each use. Rewards are computed on the host, so a step is not captured as a whole.
-Special tokens other than the end token are never sampled, and a sample that reaches the length limit of [decode] ends there
-without an end token, whose probability is then not counted.
+Minimum risk is divided by a, so that `likelihood_weight` means the same in both forms. Both terms are sums over sentence
+pairs, each pair counting once whatever its length, as in the paper; log P is a sum over the tokens of a translation. The
+training step divides both by the number of reference labels, as it does for every objective, which keeps their ratio.
+
+Samples are drawn without dropout and without gradient, by the decoding that translates too: on a GPU with CUDA graphs,
+whose copies of the weights are refreshed before each use. Rewards are computed on the host, so a step is not captured as a
+whole. Special tokens other than the end token are never sampled, and a sample that reaches the length limit of [decode]
+ends there, without an end token.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class SentenceReward:
         self.metric, self.tokenizer, self.language = metric, tokenizer, language
         self.language_tokens = language_tokens or {}
 
-    def __call__(self, samples: Sequence[Sequence[Ids]], references: Sequence[Ids], sources: Sequence[Ids]) -> np.ndarray:
+    def __call__(
+        self, samples: Sequence[Sequence[Ids]], references: Sequence[Ids], sources: Sequence[Ids]
+    ) -> np.ndarray:
         """Return the rewards (B, n) of n samples for each of B references; all are ids without special tokens."""
         if self.tokenizer is None:
             return score_samples(samples, references, self.metric)
@@ -111,7 +115,7 @@ class RewardObjective(Objective):
         )
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return six sums (6,) for source (B, S), target and labels (B, T): the three, and those that `describe_sums` reads.
+        """Return six sums (6,) for source (B, S), target and labels (B, T): the three, and what `describe_sums` reads.
 
         The first is likelihood_weight * loss of the references - sum of mean rewards over the pairs.
         """
@@ -145,7 +149,9 @@ class RewardObjective(Objective):
         encoded, alpha = model.encode(source), self.settings.likelihood_weight
         with torch.set_grad_enabled(torch.is_grad_enabled() and alpha > 0):
             likelihood = self.loss_from_hidden(model.read_target(encoded, target), labels)
-        sampled_target, sampled_labels = self._teacher_forcing([h for several in samples for h in several], source.device)
+        sampled_target, sampled_labels = self._teacher_forcing(
+            [h for several in samples for h in several], source.device
+        )
         hidden = model.read_target(repeat_rows(encoded, weights.shape[1]), sampled_target)
         shares = weights.reshape(-1, 1).expand_as(sampled_labels)
         surrogate = chunked_token_losses(model.head, hidden, sampled_labels, shares=shares.flatten())[0]
@@ -173,7 +179,6 @@ class RewardObjective(Objective):
                 )
         finally:
             model.train(was_training)
-            torch.clear_autocast_cache()  # weights that autocast converted here have no gradient
         return found
 
     def _strip_source(self, ids: Ids) -> Ids:

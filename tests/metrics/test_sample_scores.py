@@ -36,7 +36,11 @@ tokens = st.lists(st.integers(0, 3), max_size=9)
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(tokens, st.lists(tokens, min_size=n, max_size=n)), min_size=1)))
+@given(
+    st.integers(1, 4).flatmap(
+        lambda n: st.lists(st.tuples(tokens, st.lists(tokens, min_size=n, max_size=n)), min_size=1)
+    )
+)
 def test_they_are_the_scores_of_single_pairs(rows: list[tuple[list[int], list[list[int]]]]) -> None:
     """Few different tokens, so that n-grams repeat; empty samples and references among them."""
     references, samples = [row[0] for row in rows], [row[1] for row in rows]
@@ -45,7 +49,13 @@ def test_they_are_the_scores_of_single_pairs(rows: list[tuple[list[int], list[li
         np.testing.assert_allclose(score_samples(samples, references, metric), expected, rtol=TOLERANCE)
 
 
-TEXTS = ["ein Hund sieht die Katze .", "ein Hund , ein Hund sieht ein Ei !", "Hunde sehen Katzen .", "das Ei ist rot", "rot"]
+TEXTS = [
+    "ein Hund sieht die Katze .",
+    "ein Hund , ein Hund sieht ein Ei !",
+    "Hunde sehen Katzen .",
+    "das Ei ist rot",
+    "rot",
+]
 
 
 def test_chrf_and_bleu_are_those_of_sacrebleu() -> None:

@@ -29,13 +29,19 @@ from regard.training.reward_objective import RewardObjective, SentenceReward, we
 # Four tokens, 0 to 3: 0 ends a text, and 1 is given to the decoder first. At most three tokens: 40 possible outputs.
 END, LIMIT = 0, 3
 TEMPLATE = SpecialTokenTemplate((), (END,), (END,), (1,), (END,))
-OUTPUTS = [
-    [*first, END] for n in range(LIMIT) for first in itertools.product((1, 2, 3), repeat=n)
-] + [list(tokens) for tokens in itertools.product((1, 2, 3), repeat=LIMIT)]
+OUTPUTS = [[*first, END] for n in range(LIMIT) for first in itertools.product((1, 2, 3), repeat=n)] + [
+    list(tokens) for tokens in itertools.product((1, 2, 3), repeat=LIMIT)
+]
 SOURCE, REFERENCE = [2, 3, 3, 1], [3, 3]
 SIZES = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 8, "max_len": 16, "dropout": 0.0}
 KINDS: dict[str, dict[str, Any]] = {
-    "transformer": {"preset": "transformer-tiny", "n_heads": 2, "d_ff": 16, "attention_dropout": 0.0, "ff_dropout": 0.0},
+    "transformer": {
+        "preset": "transformer-tiny",
+        "n_heads": 2,
+        "d_ff": 16,
+        "attention_dropout": 0.0,
+        "ff_dropout": 0.0,
+    },
     "convs2s": {"preset": "convs2s-small"},
     "rnnsearch": {"preset": "rnnsearch-small", "recurrent.d_hidden": 8},
     "lstm": {"preset": "sutskever-small", "recurrent.d_hidden": 8},
@@ -152,7 +158,9 @@ def test_baselines_over_all_tuples_of_samples() -> None:
     """Three outcomes with probabilities p = softmax(x), whose grad log p_k is e_k - p; every tuple of n samples."""
     p, rewards = np.array([0.2, 0.5, 0.3]), np.array([0.9, 0.1, 0.4])
     exact = p * (rewards - p @ rewards)  # the gradient of sum p r in x
-    for n, (baseline, factor) in itertools.product((2, 3, 4), [("leave-one-out", lambda n: 1), ("mean", lambda n: 1 - 1 / n)]):
+    for n, (baseline, factor) in itertools.product(
+        (2, 3, 4), [("leave-one-out", lambda n: 1), ("mean", lambda n: 1 - 1 / n)]
+    ):
         total = np.zeros(3)
         for outcome in itertools.product(range(3), repeat=n):
             drawn = list(outcome)
@@ -178,7 +186,9 @@ def test_minimum_risk_is_the_gradient_of_the_mean_by_normalized_probabilities() 
     np.testing.assert_allclose(weights[0, [0, 1, 2, 4]], log_p.grad.numpy() / a, rtol=1e-12)
     # Probabilities that underflow are no obstacle.
     far = [hypotheses(outputs, [-2000.0, -2001.0, -2002.0, -2003.0])]
-    assert np.isfinite(weigh_samples(far, rewards.numpy()[None], RewardConfig(form="minimum-risk", sharpness=1.0))[0]).all()
+    assert np.isfinite(
+        weigh_samples(far, rewards.numpy()[None], RewardConfig(form="minimum-risk", sharpness=1.0))[0]
+    ).all()
 
 
 # ---- the sums ----------------------------------------------------------------------------------------------------------
@@ -242,7 +252,7 @@ def test_start_tokens_are_read_and_not_scored() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sampling_leaves_the_gradient_alone(dtype: torch.dtype) -> None:
-    """Under autocast too, which keeps the weights that it converted while nothing had a gradient."""
+    """Under autocast too, which may keep weights that it converted: they need a gradient below."""
     model = tiny_model().float()
     objective, batch = make_objective(model, likelihood_weight=0.1, samples=4), make_batch([(SOURCE, REFERENCE)] * 3)
     fixed = FixedSamples(model, TrainConfig(), DecodeConfig(), objective.reward, TEMPLATE)
@@ -283,9 +293,7 @@ def test_dropout_is_off_while_sampling_and_on_while_scoring() -> None:
 # ---- learning ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "reward", [{}, {"form": "minimum-risk"}], ids=["reinforce", "minimum-risk"]
-)
+@pytest.mark.parametrize("reward", [{}, {"form": "minimum-risk"}], ids=["reinforce", "minimum-risk"])
 def test_the_expected_reward_rises(reward: dict[str, Any]) -> None:
     """Two sources whose best outputs differ; the expected reward of each is exact, before and after."""
     pairs = [(SOURCE, [3]), ([1, 1], [2])]
@@ -324,7 +332,12 @@ def test_rewards_compare_words_of_the_target_language() -> None:
 
 # ---- runs --------------------------------------------------------------------------------------------------------------
 
-RUN = {"train.objective": "reward", "train.reward.metric": "chrf", "train.reward.samples": 3, "train.label_smoothing": 0.0}
+RUN = {
+    "train.objective": "reward",
+    "train.reward.metric": "chrf",
+    "train.reward.samples": 3,
+    "train.label_smoothing": 0.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -367,8 +380,8 @@ def test_what_cannot_work_is_refused(folder: Path) -> None:
     for train, message in cases:
         with pytest.raises(RegardError, match=message):
             make_config({"data": data, "train": train}, {})
+    language_model = {"task": "causal-lm", "data": data, "model": {"preset": "gpt-tiny", "architecture": "gpt"}}
     with pytest.raises(RegardError, match=r"train\.objective reward is for translation, and this is causal-lm"):
-        model = {"preset": "gpt-tiny", "architecture": "gpt"}
-        make_config({"task": "causal-lm", "data": data, "model": model, "train": base}, {})
+        make_config({**language_model, "train": base}, {})
     with pytest.raises(RegardError, match=r"train\.r_drop is not for this kind of translation"):
         fit(folder / "refused", **RUN, **{"train.init_from": str(folder / "base"), "train.r_drop": 1.0})
