@@ -143,7 +143,7 @@ class RewardObjective(Objective):
     ) -> Tensor:
         """Return the six sums (6,) for a batch and the samples of its rows, which have weights (B, n) in the gradient.
 
-        values (B, 2) are the mean and the variance of the rewards of each row; rows that are not `scored` (B,) have zeros."""
+        values (B, 2) are mean and variance of the rewards of each row; rows that are not `scored` (B,) have zeros."""
         source, target, labels = inputs
         model: Any = self.model
         encoded, alpha = model.encode(source), self.settings.likelihood_weight
@@ -187,7 +187,7 @@ class RewardObjective(Objective):
 
     def _teacher_forcing(self, samples: Sequence[Hypothesis], device: torch.device) -> tuple[Tensor, Tensor]:
         """Return what the decoder reads and is to predict for samples, (N, T) each: start y1 ... and y1 ... end."""
-        start, end = self.token_template.start, self.model.config.eos_token_id  # type: ignore[union-attr]
+        start, end = self.token_template.start, cast(TranslationModel, self.model).config.eos_token_id
         written = pad_rows([[*start, *h.tokens, *([end] if h.ended else [])] for h in samples], torch.device("cpu"))
         target, labels = written[:, :-1], written[:, 1:].clone()
         labels[:, : len(start) - 1] = PAD  # start tokens are given, not sampled
