@@ -20,6 +20,7 @@ from torch import Tensor
 from regard.config import DecodeConfig, RewardConfig, TokenizerConfig, TrainConfig
 from regard.decode.constraints import Hypothesis
 from regard.errors import RegardError
+from regard.look.training_curves import read_training_curves
 from regard.models.architectures import make_model, preset
 from regard.tasks.run_config import make_config
 from regard.text.special_tokens import PAD, SpecialTokenTemplate
@@ -360,6 +361,8 @@ def test_an_interrupted_run_resumes_to_the_same_run(folder: Path) -> None:
         assert 0 < line["reward"] < 1
         assert 0 < line["reward_sd"] < 1
         assert line["nll"] > 0
+    curves = {panel.title: panel.curves for panel in read_training_curves([folder / "whole"]).panels()}
+    assert curves["mean reward of sampled translations"]["whole"][1].tolist() == [line["reward"] for line in lines]
 
 
 def test_what_cannot_work_is_refused(folder: Path) -> None:
