@@ -34,7 +34,8 @@ from regard.training.objective import make_token_objective
 from regard.training.parallel import SingleProcess, open_ranks
 from regard.training.training_step import TrainingStep
 
-LAYOUTS = ("plain", "eager", "ddp", "fsdp")
+LAYOUTS = ("plain", "eager", "ddp", "fsdp", "fsdp-eager")
+PARALLEL = ("ddp", "fsdp", "fsdp-eager")
 
 
 def main() -> None:
@@ -61,18 +62,17 @@ def main() -> None:
     best: dict[tuple[str, int], dict[str, float]] = {}
     for _ in range(given.repeats):
         for layout in given.layouts.split(","):
-            for count in counts if layout in ("ddp", "fsdp") else [1]:
+            for count in counts if layout in PARALLEL else [1]:
                 found = run(layout, count, given)
                 key = layout, count
                 best[key] = max(best.get(key, found), found, key=lambda one: one["tokens/s"])
-    rows = [("layout", "ranks", "tokens/s", "efficiency", "of plain", "GiB a rank")]
+    rows = [("layout", "ranks", "tokens/s", "efficiency", "of plain", "GiB a rank", "mean loss")]
     for (layout, count), found in best.items():
         alone = best.get((layout, 1), found)["tokens/s"] * count
         plain = best.get(("plain", 1), found)["tokens/s"] * count
         figures = (found["tokens/s"] / alone, found["tokens/s"] / plain)
-        rows.append(
-            (layout, str(count), f"{found['tokens/s']:,.0f}", *(f"{x:.3f}" for x in figures), f"{found['GiB']:.2f}")
-        )
+        speed, memory, loss = f"{found['tokens/s']:,.0f}", f"{found['GiB']:.2f}", f"{found['loss']:.4f}"
+        rows.append((layout, str(count), speed, *(f"{x:.3f}" for x in figures), memory, loss))
     print("\n".join(format_table(rows, 1)))
     if given.json:
         given.json.write_text(json.dumps([{"layout": k[0], "ranks": k[1], **v} for k, v in best.items()]) + "\n")
@@ -83,7 +83,7 @@ def run(layout: str, count: int, given: argparse.Namespace) -> dict[str, float]:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     names = ("model", "rows", "length", "steps", "device", "compile", "force")
     options = [text for name in names for text in (f"--{name}", str(getattr(given, name)))]
-    command = [sys.executable, *(launcher if layout in ("ddp", "fsdp") else []), __file__, "--worker", layout, *options]
+    command = [sys.executable, *(launcher if layout in PARALLEL else []), __file__, "--worker", layout, *options]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         raise SystemExit(f"{layout} with {count} ranks failed:\n{done.stderr[-3000:]}")
@@ -93,28 +93,31 @@ def run(layout: str, count: int, given: argparse.Namespace) -> dict[str, float]:
 def measure(given: argparse.Namespace) -> None:
     layout = given.worker
     config = TrainConfig(
-        parallel="fsdp" if layout == "fsdp" else "ddp", device=given.device, compile=bool(given.compile), warmup=10
+        parallel="fsdp" if layout.startswith("fsdp") else "ddp",
+        device=given.device,
+        compile=bool(given.compile),
+        warmup=10,
     )
-    context = open_ranks(config) if layout in ("ddp", "fsdp") else nullcontext(SingleProcess())
+    context = open_ranks(config) if layout in PARALLEL else nullcontext(SingleProcess())
     with context as ranks:
         device, dtype = set_up_device(replace(config, device=ranks.device(config)))
         torch.manual_seed(0)
         sizes = {"max_len": given.length, "target_vocab": 32000, "source_vocab": 32000}
         sizes |= {"dropout": 0.0, "attention_dropout": 0.0, "ff_dropout": 0.0}
         model = make_model(resolve(replace(preset(given.model), **sizes))).to(device).train()
-        if given.force and layout in ("ddp", "fsdp"):  # one rank alone would train as a process without others
+        if given.force and layout in PARALLEL:  # one rank alone would train as a process without others
             ranks.count = max(2, ranks.count)
-            ranks.is_sharded = layout == "fsdp"
-            ranks.can_capture = ranks.can_capture and not ranks.is_sharded
+            ranks.is_sharded = layout.startswith("fsdp")
         step = TrainingStep(make_token_objective(model, config), config, device, dtype, ranks)
-        if layout == "eager":
+        if layout.endswith("eager"):
             step.is_graphed = False
         batches = [random_batch(model.config, given.rows * ranks.data_count, given.length, device) for _ in range(4)]
         seconds = time_steps(step, batches, given.steps, device)
         tokens = given.rows * given.length * given.steps * ranks.data_count
         peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
         if ranks.is_first:
-            print(json.dumps({"tokens/s": tokens / seconds, "GiB": peak}), flush=True)
+            loss = float(step.sums[1] / step.sums[2])
+            print(json.dumps({"tokens/s": tokens / seconds, "GiB": peak, "loss": loss}), flush=True)
 
 
 def time_steps(step: TrainingStep, batches: list[Batch], steps: int, device: torch.device) -> float:

@@ -16,12 +16,19 @@ import typer
 from regard.cli.options import (
     Device,
     Json,
+    MaxRestarts,
     Model,
+    Nnodes,
+    NodeRank,
+    NprocPerNode,
+    RdzvEndpoint,
+    RdzvId,
     Seed,
     choose_output,
     decode_options,
     decoding,
     section_settings,
+    start_ranks,
     stdin_lines,
 )
 from regard.cli.rank_output import as_rank
@@ -227,11 +234,19 @@ def embed(
     normalize: Annotated[bool, typer.Option(help="Scale vectors to length 1.")] = True,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long for the model.")] = False,
     device: Device = "auto",
+    nproc_per_node: NprocPerNode = None,
+    nnodes: Nnodes = "1",
+    node_rank: NodeRank = None,
+    rdzv_endpoint: RdzvEndpoint = "",
+    rdzv_id: RdzvId = "regard",
+    max_restarts: MaxRestarts = 0,
 ) -> None:
     """Embed texts as vectors: a line of numbers each, or one .npy file.
 
-    Several processes of torchrun share a file: torchrun --nproc-per-node 8 -m regard embed MODEL -i FILE -o FILE.npy
+    Several processes share a file: regard embed MODEL -i FILE -o FILE.npy --nproc-per-node gpu
     """
+    if start_ranks(nproc_per_node, nnodes, node_rank, rdzv_endpoint, rdzv_id, max_restarts):
+        return
     with as_rank() as rank:
         _embed(model, texts, input, output, json, pooling, normalize, truncate, device, rank)
 
@@ -256,7 +271,7 @@ def _embed(
     if texts and input:
         raise RegardError("give texts or --input FILE, not both")
     if not rank.is_alone and not (input and output):
-        raise RegardError("several processes of torchrun share a file: give --input FILE and --output FILE")
+        raise RegardError("several processes share a file: give --input FILE and --output FILE")
     target = choose_output(output, "", [input]) if output else None
     is_shared = not rank.is_alone or (target is not None and Path(f"{target}.parts", "plan.json").is_file())
     if is_shared:

@@ -16,6 +16,12 @@ import typer
 from regard.cli.options import (
     Device,
     Json,
+    MaxRestarts,
+    Nnodes,
+    NodeRank,
+    NprocPerNode,
+    RdzvEndpoint,
+    RdzvId,
     Seed,
     To,
     Weights,
@@ -26,6 +32,7 @@ from regard.cli.options import (
     print_result,
     quiet_end,
     spinner,
+    start_ranks,
 )
 from regard.cli.rank_output import as_rank
 from regard.errors import RegardError
@@ -95,6 +102,12 @@ def translate(
     top_k: Annotated[int | None, decoding(help="Sample among the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, decoding(help="Sample among tokens that hold this probability.")] = None,
     seed: Seed = None,
+    nproc_per_node: NprocPerNode = None,
+    nnodes: Nnodes = "1",
+    node_rank: NodeRank = None,
+    rdzv_endpoint: RdzvEndpoint = "",
+    rdzv_id: RdzvId = "regard",
+    max_restarts: MaxRestarts = 0,
 ) -> None:
     """Translate texts, a file, or stdin.
 
@@ -105,10 +118,12 @@ def translate(
     The bundled model translates between English, German, French and Chinese. It takes texts of any length and detects
     their language. A model of two languages, such as one that you trained, takes one sentence a line. After Ctrl-C, the
     same command continues the translation of a file. With --nbest each line is: number of the text, score, translation.
-    All decode settings can be given: --decode.max_len_b 50, ... Several processes of torchrun share a file:
+    All decode settings can be given: --decode.max_len_b 50, ... Several processes share a file:
 
-    torchrun --nproc-per-node 8 -m regard translate -i FILE -o FILE
+    regard translate -i FILE -o FILE --nproc-per-node gpu
     """
+    if start_ranks(nproc_per_node, nnodes, node_rank, rdzv_endpoint, rdzv_id, max_restarts):
+        return
     search = {"beam": beam, "nbest": nbest, "length_penalty": length_penalty, "min_len": min_len}
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     with as_rank() as rank, quiet_end():
@@ -121,7 +136,7 @@ def translate(
         if output and is_interactive:
             raise RegardError("--output needs texts, --input FILE or a pipe: at a terminal translations are printed")
         if not rank.is_alone and not (input and output):
-            raise RegardError("several processes of torchrun share a file: give --input FILE and --output FILE")
+            raise RegardError("several processes share a file: give --input FILE and --output FILE")
         if not options.get("temperature") and (options.get("top_k") or options.get("top_p")):
             raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
         target = choose_output(output, "", [input, glossary]) if output else None
@@ -247,13 +262,21 @@ def evaluate(
     json: Json = False,
     device: Device = "auto",
     weights: Weights = "auto",
+    nproc_per_node: NprocPerNode = None,
+    nnodes: Nnodes = "1",
+    node_rank: NodeRank = None,
+    rdzv_endpoint: RdzvEndpoint = "",
+    rdzv_id: RdzvId = "regard",
+    max_restarts: MaxRestarts = 0,
 ) -> None:
     """Score a model on a test set, by the metrics of its task.
 
     Translations: BLEU and chrF with signatures, perplexity, BLEU by length; hypotheses are saved. The columns of labelled
-    data may differ from those in training: --data.text_column 6 --data.label_column 5. Several processes of torchrun
-    share the translations: torchrun --nproc-per-node 8 -m regard evaluate RUN
+    data may differ from those in training: --data.text_column 6 --data.label_column 5. Several processes share the
+    translations: regard evaluate RUN --nproc-per-node gpu
     """
+    if start_ranks(nproc_per_node, nnodes, node_rank, rdzv_endpoint, rdzv_id, max_restarts):
+        return
     with as_rank() as rank:
         _evaluate(context, run, data, root, beam, length_penalty, output, json, device, weights, rank)
 

@@ -40,6 +40,7 @@ from regard.models.initialization import materialize_part
 from regard.process_rank import Rank, current_rank
 from regard.signals import StopRequest
 from regard.text.special_tokens import PAD
+from regard.training.communication import time_communication
 from regard.training.objective import Objective
 
 STRAGGLER_SHARE = 0.1  # of the time that all others wait for one rank, from which on it is named
@@ -93,6 +94,10 @@ class SingleProcess:
     def separate_random_numbers(self, seed: int) -> None:
         """Let the dropout of this share of a batch differ from that of the others."""
 
+    def time_communication(self, model: nn.Module, config: TrainConfig, dtype: torch.dtype) -> float:
+        """Return the seconds that the exchanges of a step take by themselves; 0 where there are none."""
+        return 0.0
+
     def read_waiting(self) -> list[float]:
         """Return the share of the time since the last call that each rank has waited for the others; nothing for one."""
         return []
@@ -139,8 +144,8 @@ class Ranks(SingleProcess):
         timeout = timedelta(seconds=config.rank_timeout)
         # NCCL does not let two ranks use one GPU; gloo does, for tests.
         self.shares_gpu = kind == "cuda" and rank.local_count > torch.cuda.device_count()
-        # FSDP2 allocates memory and waits in every step; with gloo the host takes part in it.
-        self.can_capture = not self.is_sharded and not self.shares_gpu
+        # With gloo the host takes part in a step, and matrices that are cut have operators that wait for the host.
+        self.can_capture = self.tensor == 1 and not self.shares_gpu
         backend = "gloo" if kind == "cpu" or self.shares_gpu else "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             backend, store=make_store(rank), rank=rank.index, world_size=rank.count, timeout=timeout
@@ -270,6 +275,9 @@ class Ranks(SingleProcess):
     def separate_random_numbers(self, seed: int) -> None:
         if self.data_index:
             torch.manual_seed(np.random.SeedSequence([seed, self.data_index]).generate_state(1)[0])
+
+    def time_communication(self, model: nn.Module, config: TrainConfig, dtype: torch.dtype) -> float:
+        return time_communication(self, model, config, dtype) if self.count > 1 else 0.0
 
     def read_waiting(self) -> list[float]:
         now = time.perf_counter()

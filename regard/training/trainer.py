@@ -66,6 +66,8 @@ class Trainer:
             MetricsLog(job.folder, self.progress.step, self.progress.validated) if self.ranks.is_first else NoMetrics()
         )
         self.display = ProgressDisplay(self.progress.step, self.config.steps, quiet)
+        self.communication = 0.0  # seconds that the exchanges of a step take by themselves
+        self.logged = self.progress.step, self.progress.seconds  # at the last line of metrics
 
     def _resume(self, quiet: bool) -> Progress:
         """Resume from the newest intact checkpoint, if there is one, and return the progress of the run."""
@@ -102,6 +104,7 @@ class Trainer:
         progress, config = self.progress, self.config
         if self._is_finished():
             return self._say_finished()
+        self.communication = self.ranks.time_communication(self.model, config, self.dtype)
         self._announce()
         stream = prefetch(self.job.batches().iterate_from(progress.cursor), pin=self.device.type == "cuda")
         try:
@@ -187,16 +190,22 @@ class Trainer:
         values |= {"lr": scheduled_learning_rate(self.config, progress.step)}
         values |= {"auxiliary_loss": self.training_step.auxiliary.item()} if self.training_step.has_auxiliary else {}
         values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
-        values |= self._compare_ranks()
+        values |= self._compare_ranks() | self._share_of_communication()
         self.metrics.write("train", progress.step, **values)
         shown = "".join(f"  {name} {value:.3f}" for name, value in described.items())
         mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
-        waiting = f"  waiting {values['waiting']:.0%}" if "waiting" in values else ""
+        shares = "".join(f"  {name} {values[name]:.0%}" for name in ("waiting", "communication") if name in values)
         self.display.status(
             progress.step,
             f"loss {values['loss']:.3f}{shown}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} {self.job.scored}/s{mfu}"
-            + waiting,
+            + shares,
         )
+
+    def _share_of_communication(self) -> dict[str, float]:
+        """Return how much of the time of a step its exchanges would take if the computation did not hide them."""
+        (step, seconds), self.logged = self.logged, (self.progress.step, self.progress.seconds)
+        each = (self.progress.seconds - seconds) / max(1, self.progress.step - step)
+        return {"communication": self.communication / each} if self.communication and each > 0 else {}
 
     def _compare_ranks(self) -> dict[str, float]:
         """Return how much of the time since the last line the processes waited for each other, and name a slow one."""
@@ -321,6 +330,10 @@ class Trainer:
             f"{config.name}: {config.task} on {devices.describe(self.device)}, {precision}; "
             f"{parameters:,} parameters; {self.job.data_amount}"
         )
+        if self.communication:
+            self.display.say(
+                f"{self.ranks.count} ranks: the exchanges of a step take {1000 * self.communication:.1f} ms by themselves"
+            )
 
     def _final_steps(self) -> list[int]:
         """Return the steps whose mean is the final model: the best, or the last regular ones, without damaged ones."""

@@ -52,7 +52,7 @@ class TrainingStep:
             self.is_graphed = False
         prepare_model(objective.model, config)  # before it is compiled and cut
         if device.type == "cuda" and config.compile and config.mesh.tensor == 1:
-            compile_blocks(objective)
+            compile_blocks(objective, self.ranks.is_sharded)
         stream = torch.cuda.Stream() if self.is_graphed else None
         with torch.cuda.stream(stream):  # DDP adds up gradients on the stream that it was made on, where it is captured
             self.forward = self.ranks.wrap(objective, dtype)
@@ -120,11 +120,13 @@ class TrainingStep:
         self.loss.zero_()
 
 
-def compile_blocks(objective: Objective) -> None:
+def compile_blocks(objective: Objective, is_sharded: bool = False) -> None:
     """Compile a model block by block: equal blocks share one compiled form, for any shape, so it takes seconds, not minutes.
 
     Of recurrent layers the one-token step of the scan is compiled.
     """
+    if is_sharded:  # otherwise torch takes numbers of heads for inputs in modules of FSDP2, whose kernels are then slow
+        torch._dynamo.config.specialize_int = True
     torch._dynamo.config.specialize_float = True  # dropout rates and scales are constants, not inputs
     modules = list(objective.modules())
     stacks = [module for module in modules if isinstance(module, Stack)]

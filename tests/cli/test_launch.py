@@ -159,6 +159,9 @@ def test_options_of_the_launcher_are_removed_and_others_kept() -> None:
         ["train", "toy-en-de", "--run", "r", "--train.steps=3"],
         ["resume", "runs/a", "--quiet"],
         ["doctor", "--distributed", "--json"],
+        ["translate", "-i", "a.txt", "-o", "b.txt"],
+        ["evaluate", "runs/a"],
+        ["embed", "runs/a", "-i", "a.txt", "-o", "b.npy"],
     ],
     ids=lambda words: words[0],
 )
