@@ -60,9 +60,8 @@ class TrainingStep:
             torch.cuda.current_stream().wait_stream(stream)
         agree = self.ranks.agree_on_largest
         self.updater = Updater(objective.model, config, self.is_graphed and self.accumulate > 1, agree)
-        self.sums = torch.zeros(
-            3 + objective.more_sums, device=device
-        )  # of the objective, over steps; the trainer reads and resets them
+        # The sums of the objective over steps; the trainer reads and resets them.
+        self.sums = torch.zeros(3 + objective.more_sums, device=device)
         self.label_weight = torch.zeros((), device=device)  # 1 / number of scored labels of the step
         self.loss = torch.zeros((), device=device)  # of the step in progress
         self.norm = torch.zeros((), device=device)  # of the last gradient
