@@ -5,6 +5,7 @@ from regard.config.schema import DataConfig as DataConfig
 from regard.config.schema import DecodeConfig as DecodeConfig
 from regard.config.schema import ModelConfig as ModelConfig
 from regard.config.schema import RecurrentSettings as RecurrentSettings
+from regard.config.schema import RewardConfig as RewardConfig
 from regard.config.schema import Seq2SeqSettings as Seq2SeqSettings
 from regard.config.schema import TokenizerConfig as TokenizerConfig
 from regard.config.schema import TrainConfig as TrainConfig

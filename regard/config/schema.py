@@ -289,6 +289,32 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
+class RewardConfig:
+    """Training on a reward (`train.objective` reward): which one, and how its gradient is estimated from samples."""
+
+    metric: str = setting(
+        "gleu",
+        "score of a sampled translation: gleu or bleu of its words, or chrf of its characters",
+        choices=("gleu", "bleu", "chrf"),
+    )
+    form: str = setting(
+        "reinforce",
+        "reinforce (policy gradient), or minimum-risk (mean over distinct samples, weighted by their probabilities)",
+        choices=("reinforce", "minimum-risk"),
+    )
+    samples: int = setting(15, "translations that are sampled for each sentence pair", least=2, most=1 << 16)
+    baseline: str = setting(
+        "mean",
+        "reinforce: what is subtracted from the reward of a sample: the mean of all samples, or of the others alone",
+        choices=("mean", "leave-one-out"),
+    )
+    sharpness: float = setting(
+        5e-3, "minimum-risk: the probabilities of the samples are raised to this power, then normalized", above=0
+    )
+    likelihood_weight: float = setting(0.017, "weight of the likelihood of the references beside the expected reward")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Optimization, checkpoints and devices of a training run."""
 
@@ -296,6 +322,12 @@ class TrainConfig:
     pretrained_embeddings: str = setting(
         "", "initialize the embeddings with these word vectors, a file or folder as wide as model.d_model"
     )
+    objective: str = setting(
+        "likelihood",
+        "what is maximized: likelihood, or, for a trained translator, the expected reward of its translations",
+        choices=("likelihood", "reward"),
+    )
+    reward: RewardConfig = field(default_factory=RewardConfig)
     auxiliary: float = setting(0.0, "classification with gpt or rnn: weight of the language-model loss (GPT: 0.5)")
     steps: int = setting(10000, "optimizer steps", least=1)
     batch_tokens: int = setting(4096, "padded target tokens in a batch", least=1)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
 TRAINING_VALUES = {  # what training logs beside its loss: title, axis, whether logarithmic
+    "reward": ("mean reward of sampled translations", "reward", False),
     "lr": ("learning rate", "learning rate", False),
     "grad_norm": ("norm of the gradient, before clipping", "|gradient|", True),
     "tokens_per_s": ("speed", "tokens/s", False),

@@ -4,9 +4,10 @@
 (moses_tokenizer.py), and is comparable only with the scores of papers that do the same.
 """
 
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -84,6 +85,15 @@ def score_translations(
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> float:
     """Return cased sacreBLEU alone, for validation during training."""
     return _bleu("BLEU", hypotheses, references, tokenize=UNSPACED.get(_base(language), "13a")).value
+
+
+@functools.cache
+def bleu_tokenizer(language: str) -> Callable[[str], str]:
+    """Return sacreBLEU's tokenizer for a language: a function that puts spaces between the tokens of a text."""
+    from sacrebleu.metrics import BLEU
+
+    found: Callable[[str], str] = BLEU(tokenize=UNSPACED.get(_base(language), "13a")).tokenizer
+    return found
 
 
 def tokenize_lower(text: str, language: str) -> str:

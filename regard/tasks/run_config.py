@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from regard.config import Config, TrainConfig, recipes
+from regard.config import Config, RewardConfig, TrainConfig, recipes
 from regard.data.parallel_corpus import parse_weight
 from regard.errors import RegardError
 from regard.models.architectures import architecture_of, resolve, with_preset
@@ -25,6 +25,7 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     if config.train.auxiliary and config.task not in ("classification", "tagging"):
         raise RegardError(f"train.auxiliary is for classification and tagging, not for {config.task}: leave it out")
     check_recurrent_settings(config)
+    check_objective(config)
     check_sampling(config)
     if config.model.tie == "all" and not config.tokenizer.joint:
         raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
@@ -77,6 +78,35 @@ def check_sampling(config: Config) -> None:
     if config.task != "translation" and (weighted or config.data.temperature != 1):
         what = f"the weight of {weighted[0]!r}" if weighted else "data.temperature"
         raise RegardError(f"{what} is for translation, and this is {config.task}: leave it out")
+
+
+def check_objective(config: Config) -> None:
+    """Refuse training on a reward where it cannot work, and settings of it that would have no effect."""
+    train, reward, default = config.train, config.train.reward, RewardConfig()
+    unused: dict[str, str] = (
+        {"baseline": "reinforce"} if reward.form == "minimum-risk" else {"sharpness": "minimum-risk"}
+    )
+    for name in (f.name for f in fields(RewardConfig)):
+        if getattr(reward, name) == getattr(default, name):
+            continue
+        if train.objective != "reward":
+            raise RegardError(f"train.reward.{name} is for train.objective reward: set that, or leave it out")
+        if name in unused:
+            raise RegardError(f"train.reward.{name} is for train.reward.form {unused[name]}: leave it out")
+    if train.objective != "reward":
+        return
+    if config.task != "translation":
+        raise RegardError(f"train.objective reward is for translation, and this is {config.task}: leave it out")
+    if not train.init_from:
+        raise RegardError(
+            "train.objective reward needs a trained translator, whose samples have rewards to learn from: "
+            "name its run or model folder in train.init_from"
+        )
+    if train.parallel != "ddp" or train.mesh.tensor > 1:
+        raise RegardError(
+            "train.objective reward samples from the whole model in every process: "
+            "set train.parallel ddp, and leave train.mesh.tensor out"
+        )
 
 
 def check_recurrent_settings(config: Config) -> None:

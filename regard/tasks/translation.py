@@ -32,6 +32,7 @@ from regard.text.tokenizer import Tokenizer, Tokenizers
 from regard.training.job import Job, Poll, Validation
 from regard.training.metrics_log import print_message
 from regard.training.objective import Objective, make_token_objective
+from regard.training.reward_objective import RewardObjective, SentenceReward
 from regard.training.validation import BATCH_TOKENS, total_loss
 
 
@@ -60,7 +61,14 @@ class TranslationJob(Job):
         )
 
     def objective(self) -> Objective:
-        return make_token_objective(self.model, self.config.train)
+        train = self.config.train
+        if train.objective == "likelihood":
+            return make_token_objective(self.model, train)
+        assert self.tokenizers is not None
+        assert isinstance(self.model, TranslationModel)
+        languages = {id: name for name, id in self.tokenizers.source.language_tokens().items()}
+        reward = SentenceReward(train.reward.metric, self.tokenizers.target, self.config.data.target, languages)
+        return RewardObjective(self.model, train, self.config.decode, reward, self.token_template)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
         batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.token_template).iterate_once()

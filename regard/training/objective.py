@@ -2,11 +2,13 @@
 
 Every objective takes the inputs of a batch, labels last, and returns three sums, (3,): the loss to minimize, the plain loss
 to report (negative log-likelihood or squared error), and the number of labels they are over. Sums, not means: with gradient
-accumulation over batches of different sizes every label then has the same weight.
+accumulation over batches of different sizes every label then has the same weight. An objective may return more sums behind
+these, which are added up over batches and processes like them, and say what they mean (`describe_sums`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -25,7 +27,9 @@ class Objective(nn.Module):
     (log Z)^2, keeps the softmax normalizer Z near 1.
     """
 
-    passes = 1  # forward passes through the model for each batch
+    passes = 1  # forward passes through the model for each batch; 0: their number is not known before
+    can_capture = True  # the forward pass can be captured in a CUDA graph: it does not wait for the host
+    more_sums = 0  # how many sums are returned behind the three
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0, z_loss: float = 0.0) -> None:
         super().__init__()
@@ -34,6 +38,10 @@ class Objective(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Run the model on all inputs but the last, which are the labels, and return the three sums (3,)."""
         return self.loss_from_hidden(cast(Any, self.model).head_input(*inputs[:-1]), inputs[-1])
+
+    def describe_sums(self, sums: Sequence[float]) -> dict[str, float]:
+        """Return what the sums behind the three, over some steps, say: values by name, for the log."""
+        return {}
 
     def loss_from_hidden(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Return the three sums for hidden states (B, T, C) and labels (B, T)."""

@@ -56,7 +56,7 @@ class ThroughputMeter:
         """Return tokens_per_s, and mfu where the device's peak is known, since the last reading."""
         seconds = max(self.seconds, 1e-9)
         speed = {"tokens_per_s": self.tokens / seconds}
-        if self.peak:
+        if self.peak and self.passes:
             speed["mfu"] = self.flops / seconds / self.peak
         self.tokens, self.seconds = 0, 0.0
         self.rows.clear()

@@ -74,13 +74,18 @@ class Trainer:
         step = self.ranks.from_first(lambda: self.checkpoints.newest(warn=print_message))
         if step is None:
             self.ranks.separate_random_numbers(self.config.seed)
-            return Progress(data=self.job.data_key)
+            return Progress(data=self.job.data_key, running=[0.0] * len(self.training_step.sums))
         optimizer = self.training_step.updater.optimizer
         progress = self.checkpoints.load(step, self.model, optimizer, self.carried, self.ranks)
         if progress.cursor.epoch > progress.step * self.config.accumulate:  # an epoch has at least one batch
             raise RegardError(
                 f"checkpoint {self.checkpoints.path(step)} is of epoch {progress.cursor.epoch + 1:,} after {step:,} steps, "
                 f"which cannot be: remove it, and the one before is used"
+            )
+        if len(progress.running) != len(self.training_step.sums):
+            raise RegardError(
+                f"checkpoint {self.checkpoints.path(step)} has {len(progress.running)} running sums, and this objective "
+                f"{len(self.training_step.sums)}: remove it, and the one before is used"
             )
         if progress.data != self.job.data_key:
             raise RegardError(
@@ -174,22 +179,25 @@ class Trainer:
     # ---- between steps -----------------------------------------------------------------------------------------------
 
     def _log(self) -> None:
-        loss, nll, tokens = self.ranks.add_up(self.training_step.sums).tolist()  # waits for the device
+        loss, nll, tokens, *more = self.ranks.add_up(self.training_step.sums).tolist()  # waits for the device
         self._check_finite()
         self.training_step.sums.zero_()
         progress = self.progress
         progress.seconds += self.meter.lap()
         speed, norm = self.meter.read(), self.training_step.norm.item()
-        values = {"loss": loss / tokens, "nll": nll / tokens, "lr": scheduled_learning_rate(self.config, progress.step)}
+        described = self.training_step.objective.describe_sums(more)
+        values = {"loss": loss / tokens, "nll": nll / tokens, **described}
+        values |= {"lr": scheduled_learning_rate(self.config, progress.step)}
         values |= {"auxiliary_loss": self.training_step.auxiliary.item()} if self.training_step.has_auxiliary else {}
         values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
         values |= self._compare_ranks() | self._share_of_communication()
         self.metrics.write("train", progress.step, **values)
+        shown = "".join(f"  {name} {value:.3f}" for name, value in described.items())
         mfu = f"  MFU {speed['mfu']:.1%}" if "mfu" in speed else ""
         shares = "".join(f"  {name} {values[name]:.0%}" for name in ("waiting", "communication") if name in values)
         self.display.status(
             progress.step,
-            f"loss {values['loss']:.3f}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} {self.job.scored}/s{mfu}"
+            f"loss {values['loss']:.3f}{shown}  lr {values['lr']:.2e}  {speed['tokens_per_s']:,.0f} {self.job.scored}/s{mfu}"
             + shares,
         )
 
@@ -381,7 +389,7 @@ def check_job(job: Job) -> Objective:
             f"train.metric {config.metric} is not measured by the task {job.config.task}: "
             f"choose one of {', '.join(job.metrics)}"
         )
-    if config.r_drop and objective.passes == 1:
+    if config.r_drop and objective.passes < 2:
         raise RegardError(f"train.r_drop is not for this kind of {job.config.task}: set it to 0")
     if config.z_loss and not objective.z_loss:
         raise RegardError(f"train.z_loss is not for {job.config.task}, which has no vocabulary: set it to 0")

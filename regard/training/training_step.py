@@ -2,7 +2,7 @@
 
 On a GPU the blocks are compiled, and the whole step is captured once for each batch shape and then replayed as one CUDA
 graph: small models are limited by launching kernels, not by arithmetic. Nothing here waits for the device. While a model is
-observed (layers/hooks.py) its steps run eagerly.
+observed (layers/hooks.py) its steps run eagerly, and so do those of an objective that needs the host (`can_capture`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrainingStep:
         self.ranks = ranks or SingleProcess()
         self.stacks = [module for module in objective.model.modules() if isinstance(module, Stack)]
         self.accumulate = config.accumulate
-        self.is_graphed = device.type == "cuda" and config.compile and self.ranks.can_capture
+        self.is_graphed = device.type == "cuda" and config.compile and self.ranks.can_capture and objective.can_capture
         several = self.ranks.count > 1
         if several and self.accumulate > 1:  # only the last batch of a step adds up gradients: no two are alike
             self.is_graphed = False
@@ -60,7 +60,8 @@ class TrainingStep:
             torch.cuda.current_stream().wait_stream(stream)
         agree = self.ranks.agree_on_largest
         self.updater = Updater(objective.model, config, self.is_graphed and self.accumulate > 1, agree)
-        self.sums = torch.zeros(3, device=device)  # of the objective, over steps; the trainer reads and resets them
+        # The sums of the objective over steps; the trainer reads and resets them.
+        self.sums = torch.zeros(3 + objective.more_sums, device=device)
         self.label_weight = torch.zeros((), device=device)  # 1 / number of scored labels of the step
         self.loss = torch.zeros((), device=device)  # of the step in progress
         self.norm = torch.zeros((), device=device)  # of the last gradient
@@ -100,7 +101,7 @@ class TrainingStep:
     def _forward_backward(self, *inputs: Tensor) -> None:
         """Run one batch forward and backward, and add its gradients to those of the step."""
         with autocast(self.device, self.dtype):
-            sums = self.forward(*inputs)  # (3,)
+            sums = self.forward(*inputs)  # (3,), or more
         # The auxiliary loss of parts is weighted by the batch's share of the scored labels of the step.
         auxiliary = [stack.auxiliary_loss for stack in self.stacks if stack.auxiliary_loss is not None]
         loss = sums[0] * self.label_weight

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from configured import model_config
-from tokens import EOS, SOS
+from tokens import EOS, SETTINGS, SOS
 
-from regard.config import DecodeConfig, TrainConfig
+from regard.config import DecodeConfig, RewardConfig, TrainConfig
 from regard.data.batches import Batch
 from regard.decode.batch_decoding import decode
 from regard.device import set_up_device
@@ -15,6 +15,7 @@ from regard.models.architectures import make_model, preset
 from regard.models.transformer import Transformer
 from regard.text.special_tokens import PAD
 from regard.training.objective import ClassificationObjective, Objective, PackedObjective, make_token_objective
+from regard.training.reward_objective import RewardObjective, SentenceReward
 from regard.training.training_step import TrainingStep
 
 pytestmark = [
@@ -223,3 +224,32 @@ def test_gradients_under_a_mask_are_finite() -> None:
         x.requires_grad_()
     make_plan(FULL, positions, positions, kernel="sdpa")(q, k, v, 0.1).square().mean().backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in (q, k, v))
+
+
+def test_training_on_a_reward_samples_by_graphs_from_the_present_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of the captured step, before and after training, against eager ones with the same noise.
+
+    Rounding may change a token here and there; weights that are a few steps old change most samples."""
+    net = model(**SETTINGS)
+    settings = TrainConfig(label_smoothing=0.0, reward=RewardConfig(samples=4, likelihood_weight=1.0))
+    objective = RewardObjective(net, settings, DecodeConfig(max_len_a=1.0, max_len_b=2), SentenceReward("gleu"))
+    step = TrainingStep(objective, settings, torch.device("cuda"), torch.float32)
+    assert not step.is_graphed
+    sources = [[5 + i, 6 + i, 7 + i] for i in range(32)]
+
+    def draw() -> list[list[list[int]]]:
+        torch.manual_seed(1)
+        return [sorted(h.tokens for h in several) for several in objective.draw_samples(sources, torch.device("cuda"))]
+
+    def count_equal(a: list[list[list[int]]], b: list[list[list[int]]]) -> float:
+        return sum(x == y for x, y in zip(a, b, strict=True)) / len(a)
+
+    before = draw()
+    for i in range(4):
+        step([batch(8, 16, i)], lr=0.02)
+    assert step.sums.isfinite().all()
+    after = draw()
+    monkeypatch.setattr("regard.decode.batch_decoding.uses_cuda_graphs", lambda *args: False)
+    eager = draw()
+    assert count_equal(after, eager) > 0.8
+    assert count_equal(before, eager) < 0.2

@@ -262,6 +262,22 @@ def run_forced(layout: str, captured: bool, checkpointing: bool) -> tuple[list[f
 
 
 @pytest.mark.slow
+def test_two_processes_train_on_a_reward_like_one(folder: Path) -> None:
+    """Each scores the samples of its own rows; a batch of an odd number of rows is filled up with one that is not scored."""
+    base = case(folder, "transformer", "reward-base", steps=10, r_drop=0.0)
+    reward: dict[str, Any] = {"objective": "reward", "init_from": base["run"], "steps": 10, "r_drop": 0.0}
+    reward |= {"reward.samples": 3, "reward.likelihood_weight": 0.1}
+    made = [
+        {**case(folder, "transformer", f"reward-{name}", **reward), "fixed_samples": True} for name in ("one", "ddp")
+    ]
+    train(folder, [base, made[0]], 0)
+    train(folder, made[1:], 2)
+    assert_same(folder / "reward-ddp", folder / "reward-one")
+    lines = (json.loads(line) for line in (folder / "reward-ddp" / "metrics.jsonl").read_text("utf-8").splitlines())
+    assert all(line["reward_sd"] > 0 for line in lines if line["kind"] == "train")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "layouts"),
     [
