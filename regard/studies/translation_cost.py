@@ -1,7 +1,9 @@
 """`regard study translation-cost`: BLEU against training FLOPs, Table 2 of the Transformer's paper at a small scale.
 
-An LSTM with one context vector, RNNsearch, a convolutional model and a Transformer learn Multi30k, German to English, from
-the same batches. FLOPs are counted for every batch of the training, not estimated from time.
+Systems of the table learn Multi30k, German to English: recurrent ones without and with attention, deep ones (GNMT,
+Deep-Att), a mixture of experts, convolutions, Transformers, fine-tuning on a reward. Then an ensemble and minimum-Bayes-risk
+decoding translate with Transformers that are there already. FLOPs are counted for every batch of the training, not
+estimated from time.
 """
 
 from __future__ import annotations
@@ -16,11 +18,31 @@ from matplotlib.figure import Figure
 
 from regard.device import pick_device
 from regard.files import disk_errors, write_text
+from regard.inference.translator import Translator
 from regard.metrics.translation_scores import score_translations
 from regard.studies.job_pool import describe_setting
-from regard.studies.translation_models import COLOURS, TITLES, Pair, read_tests, train_models
+from regard.studies.translation_models import (
+    COLOURS,
+    MARKERS,
+    STARTS_FROM,
+    TITLES,
+    VALIDATION,
+    Pair,
+    read_split,
+    read_tests,
+    train_models,
+    translate_pairs,
+    translators_folder,
+)
+from regard.training.metrics_log import print_message
 
-MODELS = ("lstm", "rnnsearch", "convs2s", "transformer")
+TRANSFORMERS = ("transformer", "transformer-2", "transformer-3")
+MODELS = ("lstm", "rnnsearch", "bytenet", "deep-att", "gnmt", "convs2s", "experts", *TRANSFORMERS, "reward")
+# Rows that translate with trained models in another way: the models, and options of decoding.
+DECODED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "ensemble": (TRANSFORMERS, {}),
+    "mbr": (("transformer",), {"mbr": 64, "mbr_metric": "bleu"}),
+}
 TEST = "test_2016_flickr"
 KEPT = ("parameters", "steps", "tokens", "flops", "seconds", "curve")  # copied from the result of a training
 Rows = Mapping[str, Mapping[str, Any]]  # model -> numbers
@@ -32,9 +54,19 @@ def study(out: Path, data: Path, jobs: int = 1, device: str = "auto", quick: boo
     `data` is the folder of Multi30k. The models are kept in the folder `translators` beside `out`.
     """
     found = train_models(MODELS, out, data, jobs, device, quick)
-    pairs = read_tests(data, quick)[TEST]
+    splits = {"valid": read_split(data, VALIDATION, quick), "test": read_tests(data, quick)[TEST]}
+    rows = {name: make_row(found[name], splits) for name in MODELS}
+    for name, first in STARTS_FROM.items():  # what the model that it starts from has cost counts too
+        if name in rows:
+            for key in ("flops", "seconds", "steps", "tokens"):
+                rows[name][key] += rows[first][key]
+            rows[name]["curve"] = []  # its loss is another one
+    for name, (members, options) in DECODED.items():
+        print_message(f"{name}: translating")
+        runs = [translators_folder(out, quick) / member for member in members]
+        rows[name] = decode_row(runs, [rows[member] for member in members], splits, options, device, quick)
     where = describe_setting(str(pick_device(device)), quick)
-    results = {"setting": where | {"jobs": jobs}, "rows": {name: make_row(found[name], pairs) for name in MODELS}}
+    results = {"setting": where | {"jobs": jobs}, "rows": rows}
     write_text(out / "results.json", json.dumps(results, indent=1))
     write_text(out / "table.md", format_table(results))
     with disk_errors(out):
@@ -42,17 +74,42 @@ def study(out: Path, data: Path, jobs: int = 1, device: str = "auto", quick: boo
     return out
 
 
-def make_row(found: Mapping[str, Any], pairs: list[Pair]) -> dict[str, Any]:
+def make_row(found: Mapping[str, Any], splits: Mapping[str, list[Pair]]) -> dict[str, Any]:
     """Return the training cost of a model and its BLEU."""
-    sources, references = zip(*pairs, strict=True)
-    scores = score_translations(found["translations"][TEST]["1"], references, sources, "en")
-    bleu = {"bleu_tokenized": scores.bleu_tokenized.value, "bleu_lower": scores.bleu_lower.value}
-    return {key: found[key] for key in KEPT} | bleu
+    translations = {"valid": found["valid"], "test": found["translations"][TEST]["1"]}
+    return {key: found[key] for key in KEPT} | score_row(translations, splits)
+
+
+def decode_row(
+    runs: list[Path],
+    members: list[dict[str, Any]],
+    splits: Mapping[str, list[Pair]],
+    options: Mapping[str, Any],
+    device: str,
+    quick: bool,
+) -> dict[str, Any]:
+    """Return the row of trained models that translate together, or with other options: the sums of their costs."""
+    translator = Translator.load(runs if len(runs) > 1 else runs[0], device)
+    options = {**options, **({"mbr": 4} if quick and "mbr" in options else {})}
+    translations = {name: translate_pairs(translator, pairs, **options) for name, pairs in splits.items()}
+    costs = {key: sum(member[key] for member in members) for key in KEPT if key != "curve"}
+    return costs | {"curve": []} | score_row(translations, splits)
+
+
+def score_row(translations: Mapping[str, list[str]], splits: Mapping[str, list[Pair]]) -> dict[str, float]:
+    """Return the BLEU of translations of the validation data and of the test set."""
+    found = {}
+    for name, pairs in splits.items():
+        sources, references = zip(*pairs, strict=True)
+        found[name] = score_translations(translations[name], references, sources, "en")
+    valid, test = found["valid"], found["test"]
+    scores = {"bleu_valid": valid.bleu_lower, "bleu_tokenized": test.bleu_tokenized, "bleu_lower": test.bleu_lower}
+    return {name: score.value for name, score in scores.items()}
 
 
 def format_table(results: Mapping[str, Any]) -> str:
     """Return the Markdown report."""
-    head = ["", "parameters", "steps", "training FLOPs", "seconds", "BLEU, tokenized", "sacreBLEU"]
+    head = ["", "parameters", "steps", "training FLOPs", "seconds", "validation", "BLEU, tokenized", "sacreBLEU"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for name, found in results["rows"].items():
         numbers = [
@@ -61,10 +118,12 @@ def format_table(results: Mapping[str, Any]) -> str:
             f"{found['flops']:.2e}",
             f"{found['seconds']:.0f}",
         ]
-        lines.append([TITLES[name], *numbers, f"{found['bleu_tokenized']:.2f}", f"{found['bleu_lower']:.2f}"])
+        scores = (found.get("bleu_valid"), found["bleu_tokenized"], found["bleu_lower"])
+        lines.append([TITLES[name], *numbers, *("" if score is None else f"{score:.2f}" for score in scores)])
     where = results["setting"]
     shared = "" if where["jobs"] == 1 else f", {where['jobs']} trainings at a time"
-    note = f"Both BLEU lower-cased, on {TEST}. {where['device']}{shared}, torch {where['torch']}, {where['date'][:10]}."
+    machine = f"{where['device']}{shared}, torch {where['torch']}, {where['date'][:10]}"
+    note = f"BLEU lower-cased: sacreBLEU of the validation data, both of {TEST}. {machine}."
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{note}\n\n```\n{where['command']}\n```\n"
 
 
@@ -83,14 +142,19 @@ def plot_results(rows: Rows) -> Figure:
 def plot_bleu(axes: Axes, rows: Rows) -> None:
     """Plot the BLEU of each model against its training FLOPs."""
     for name, found in rows.items():
-        axes.plot(found["flops"], found["bleu_tokenized"], "o", color=COLOURS[name], markersize=9, label=TITLES[name])
+        if name in TRANSFORMERS[1:]:
+            continue
+        style = {"color": COLOURS[name], "marker": MARKERS.get(name, "o"), "markersize": 9, "linestyle": ""}
+        axes.plot(found["flops"], found["bleu_tokenized"], label=TITLES[name], **style)
     axes.set(title="After training", ylabel="BLEU, tokenized, lower-cased")
     axes.margins(0.15)
-    axes.legend()
+    axes.legend(fontsize="x-small")
 
 
 def plot_losses(axes: Axes, rows: Rows) -> None:
     for name, found in rows.items():
+        if name in TRANSFORMERS[1:] or not found["curve"]:
+            continue
         at, losses = zip(*((point["flops"], point["loss"]) for point in found["curve"]), strict=True)
         axes.plot(at, losses, marker=".", color=COLOURS[name])
     axes.set(title="During training", ylabel="validation loss, nats a piece")

@@ -1,8 +1,9 @@
-"""Five translation models of Multi30k, German to English: without attention, with it, and with nothing else.
+"""Translation models of Multi30k, German to English: the systems of Table 2 of the Transformer's paper at a small scale.
 
-Each is trained once, by the settings of its recipe, on the same vocabulary and the same batches, for every study that
-compares them: studies whose folders lie side by side share the trained models, in the folder `translators` beside them. A
-job trains one model, counts its FLOPs, and translates the test sets.
+Each is trained once, by the settings of its recipe, for every study that compares them: studies whose folders lie side by
+side share the trained models, in the folder `translators` beside them. All have the same vocabulary and the same batches,
+but for Deep-Att, whose vocabulary is of words. A job trains one model, counts its FLOPs, and translates the validation
+data and the test sets.
 """
 
 from __future__ import annotations
@@ -78,14 +79,52 @@ MODELS: dict[str, Values] = {
         "decode": {"beam": 5},
     },
 }
+MODELS["bytenet"] = merge_settings(MODELS["convs2s"], {"model": {"preset": "bytenet-small"}})
+del MODELS["bytenet"]["model"]["convolution"]
+MODELS["gnmt"] = merge_settings(RECURRENT, {"model": {"preset": "gnmt-small"}})
+MODELS["experts"] = merge_settings(
+    RECURRENT,
+    {"model": {"preset": "gnmt-small", "recurrent_feedforward": "noisy-experts", "recurrent": {"d_ff": 512}}},
+)
+MODELS["deep-att"] = merge_settings(
+    RECURRENT,
+    {
+        "tokenizer": {"kind": "word", "positional_unknown": 7},
+        "model": {"preset": "deep-att-small"},
+        "decode": {"replace_unknown": "copy"},
+    },
+)
+# Members of an ensemble differ by their seed.
+MODELS |= {f"transformer-{n}": merge_settings(MODELS["transformer"], {"train": {"seed": n}}) for n in (2, 3)}
+MODELS["reward"] = {  # fine-tuning on a reward: it has the sizes and the vocabulary of the model that it starts from
+    "model": {"max_len": 256, "dropout": 0.0, "attention_dropout": 0.0, "ff_dropout": 0.0},
+    "train": {
+        **{"objective": "reward", "steps": 800, "batch_tokens": 4096, "lr": 2e-4, "schedule": "constant", "warmup": 50},
+        **{"label_smoothing": 0.0, "save_every": 100, "average": 4},
+    },
+    "decode": {"beam": 5, "max_len_a": 1.5, "max_len_b": 10},
+}
+STARTS_FROM = {"reward": "transformer"}  # models that begin with the weights of another one
 TITLES = {
     **{"lstm": "LSTM, one vector", "rnnenc": "RNNenc: GRU, one vector", "rnnsearch": "RNNsearch: GRU and attention"},
     **{"convs2s": "ConvS2S: convolution and attention", "transformer": "Transformer: attention alone"},
+    **{
+        "bytenet": "ByteNet: dilated convolution",
+        "gnmt": "GNMT: deep LSTM with residuals",
+        "deep-att": "Deep-Att + PosUnk",
+    },
+    **{"experts": "MoE: experts between LSTM layers", "reward": "Transformer + RL: fine-tuned on GLEU"},
+    **{"transformer-2": "Transformer, seed 2", "transformer-3": "Transformer, seed 3"},
+    **{"ensemble": "Transformer, ensemble of 3", "mbr": "Transformer, minimum Bayes risk"},
 }
-COLOURS = {  # safe for colour-blind readers (Okabe and Ito)
+COLOURS = {  # safe for colour-blind readers (Okabe and Ito); variants of one model share a colour
     **{"lstm": "#000000", "rnnenc": "#D55E00", "rnnsearch": "#0072B2", "convs2s": "#009E73", "transformer": "#CC79A7"},
+    **{"bytenet": "#009E73", "gnmt": "#56B4E9", "deep-att": "#D55E00", "experts": "#E69F00", "reward": "#CC79A7"},
+    **{"transformer-2": "#CC79A7", "transformer-3": "#CC79A7", "ensemble": "#CC79A7", "mbr": "#CC79A7"},
 }
+MARKERS = {"bytenet": "s", "reward": "^", "ensemble": "D", "mbr": "v"}  # of models that share a colour
 
+VALIDATION = "val"
 TEST_SETS = ("test_2016_flickr", "test_2017_flickr")
 JOINS = (1, 2, 3, 4)  # numbers of neighbouring sentences that are joined to one source
 # Validation happens more often than in the recipes, which changes nothing that is learned.
@@ -97,12 +136,16 @@ QUICK: Values = {
     },
     "decode": {"beam": 1, "max_len_a": 1.0, "max_len_b": 5},
 }
+FORMAT = 2  # of results: those of another format are computed again
 QUICK_SENTENCES = 12  # in each test set
 
 
 def make_settings(name: str, quick: bool = False) -> Values:
-    """Return the settings of a run: those of its recipe, with more validations."""
-    values = merge_settings(merge_settings(COMMON, MODELS[name]), MONITORING)
+    """Return the settings of a run: those of its recipe, with more validations.
+
+    A model that starts from another one takes its vocabulary from there."""
+    common = {"data": COMMON["data"]} if name in STARTS_FROM else COMMON
+    values = merge_settings(merge_settings(common, MODELS[name]), MONITORING)
     return merge_settings({"name": name, **values}, QUICK if quick else {})
 
 
@@ -119,20 +162,27 @@ def open_corpus(data: Path, split: str) -> ParallelCorpus:
     return ParallelCorpus((f"{split}.{{lang}}.xz",), COMMON["data"]["source"], COMMON["data"]["target"], data, split)
 
 
+def read_split(data: Path, split: str, quick: bool = False) -> list[Pair]:
+    """Return the sentences of the validation data or of a test set."""
+    return list(islice(open_corpus(data, split).rows(), QUICK_SENTENCES if quick else None))
+
+
 def read_tests(data: Path, quick: bool = False) -> dict[str, list[Pair]]:
     """Return the sentences of each test set, by which neither weights nor settings were chosen."""
-    return {
-        test: list(islice(open_corpus(data, test).rows(), QUICK_SENTENCES if quick else None)) for test in TEST_SETS
-    }
+    return {test: read_split(data, test, quick) for test in TEST_SETS}
+
+
+def translate_pairs(translator: Translator, pairs: Sequence[Pair], **options: Any) -> list[str]:
+    """Return the translations of the sources of some pairs; options are those of decoding."""
+    return [found.text for found in translator.translate_sentences([pair[0] for pair in pairs], **options)]
 
 
 def translate_tests(translator: Translator, tests: dict[str, list[Pair]]) -> dict[str, dict[str, list[str]]]:
     """Return {test set: {number of joined sentences: translations}}."""
-
-    def translate(pairs: list[Pair]) -> list[str]:
-        return [found.text for found in translator.translate_sentences([pair[0] for pair in pairs])]
-
-    return {test: {str(n): translate(join_sentences(pairs, n)) for n in JOINS} for test, pairs in tests.items()}
+    return {
+        test: {str(n): translate_pairs(translator, join_sentences(pairs, n)) for n in JOINS}
+        for test, pairs in tests.items()
+    }
 
 
 # ---- training FLOPs ---------------------------------------------------------------------------------------------------
@@ -145,11 +195,16 @@ def batch_widths(batches: PairBatches) -> Iterator[int]:
 
 
 def count_flops(job: TranslationJob, batches: int) -> list[int]:
-    """Return the FLOPs after each of the first batches of a run, including those of padding."""
+    """Return the FLOPs after each of the first batches of a run, including those of padding.
+
+    Training on a reward reads n samples of each pair beside its reference, forward and backward, after sampling them; they
+    are counted as long as the reference, and the encoder as run once for each."""
     data, passes, cost = job.batches(), job.objective().passes, Cost(job.config.model)
+    samples = job.config.train.reward.samples if job.config.train.objective == "reward" else 0
 
     def flops(width: int) -> int:
-        return passes * cost.training_flops(batch_size(data.batch_tokens, width), width, width)
+        once = cost.training_flops(batch_size(data.batch_tokens, width), width, width)
+        return once * (1 + samples) + once * samples // 3 if samples else passes * once
 
     return list(accumulate(flops(width) for width in islice(batch_widths(data), batches)))
 
@@ -179,6 +234,7 @@ class TranslationStudyJob:
     device: str
     threads: int
     quick: bool
+    first: Values | None = None  # the settings of the model that it starts from
 
     @property
     def result(self) -> Path:
@@ -190,10 +246,13 @@ class TranslationStudyJob:
 
     def identity(self) -> dict[str, Any]:
         """Return what the numbers of the job depend on, as JSON values."""
-        return json.loads(json.dumps({"values": self.values, "texts": self.texts, **describe_machine(self.device)}))
+        own = {"values": self.values, "texts": self.texts, "first": self.first, "format": FORMAT}
+        return json.loads(json.dumps({**own, **describe_machine(self.device)}))
 
     def config(self) -> Config:
         where = {"data.root": str(self.data), "train.device": self.device, "train.threads": self.threads}
+        if self.first is not None:
+            where["train.init_from"] = str(self.folder / self.first["name"])
         return make_config(self.values, where)
 
 
@@ -212,6 +271,7 @@ def run_job(job: TranslationStudyJob) -> None:
         "seconds": done.seconds,
         "flops": flops[-1],
         "curve": read_curve(job.run, flops, per_step),
+        "valid": translate_pairs(translator, read_split(job.data, VALIDATION, job.quick)),
         "translations": translate_tests(translator, read_tests(job.data, job.quick)),
     }
     Checkpoints(job.run / "checkpoints").remove()
@@ -226,15 +286,25 @@ def read_progress(run: Path) -> Progress:
     return Progress.from_dict(read_json(checkpoints.path(newest) / "state.json")["progress"])
 
 
+def translators_folder(out: Path, quick: bool) -> Path:
+    """Return the folder of the trained models of all studies beside `out`."""
+    return out.absolute().parent / ("translators-quick" if quick else "translators")
+
+
 def plan_jobs(
     names: Sequence[str], out: Path, data: Path, jobs: int, device: str, quick: bool
 ) -> list[TranslationStudyJob]:
     """Return a job for each model. Errors in the data are raised here, before anything is trained."""
     fingerprints = [open_corpus(data, split).fingerprint() for split in ("train", "val", *TEST_SETS)]
     texts = hashlib.sha256("".join(fingerprints).encode()).hexdigest()
-    folder = out.absolute().parent / ("translators-quick" if quick else "translators")
+    folder = translators_folder(out, quick)
     where = (folder, data.absolute(), texts, str(pick_device(device)), max(1, cpu_cores() // jobs), quick)
-    return [TranslationStudyJob(name, make_settings(name, quick), *where) for name in names]
+
+    def plan(name: str) -> TranslationStudyJob:
+        first = make_settings(STARTS_FROM[name], quick) if name in STARTS_FROM else None
+        return TranslationStudyJob(name, make_settings(name, quick), *where, first)
+
+    return [plan(name) for name in names]
 
 
 def train_models(
@@ -244,11 +314,12 @@ def train_models(
     if jobs < 1:
         raise RegardError(f"a study needs at least 1 job at a time, not {jobs}")
     todo = plan_jobs(names, out, data, jobs, device, quick)
-    failures = run_missing(run_job, todo, jobs)
-    if failures:
-        reasons = "; ".join(f"{failure.name}: {failure.reason}" for failure in failures)
-        raise RegardError(
-            f"{len(failures)} of {len(todo)} trainings failed ({reasons}); the same command tries only them again"
-        )
+    for wave in ([job for job in todo if job.first is None], [job for job in todo if job.first is not None]):
+        failures = run_missing(run_job, wave, jobs)
+        if failures:
+            reasons = "; ".join(f"{failure.name}: {failure.reason}" for failure in failures)
+            raise RegardError(
+                f"{len(failures)} of {len(todo)} trainings failed ({reasons}); the same command tries only them again"
+            )
     results = {job.name: load_result(job) for job in todo}
     return {name: result for name, result in results.items() if result is not None}
