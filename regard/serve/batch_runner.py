@@ -356,7 +356,9 @@ class BatchRunner:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.groups: dict[Any, TaskGroup] = {}  # by the settings of their tasks
-        self.uses_graphs: dict[int, bool] = {}  # by the size of the beam
+        self.uses_graphs: dict[
+            tuple[int, float, float], bool
+        ] = {}  # by the size of the beam, coverage penalty, pruning
         self.steps = 0
 
     @property
@@ -395,9 +397,10 @@ class BatchRunner:
         """Return the group of tasks with the same settings; on a GPU also of the same size, that of the slots."""
         options = replace(task.options, seed=0, stop_strings=(), max_new_tokens=1)  # what each task has its own of
         beam = options.beam if task.start else 1
-        if beam not in self.uses_graphs:
-            self.uses_graphs[beam] = uses_cuda_graphs(self.model, beam)
-        length = slot_length(len(task.ids) + task.limit) if self.uses_graphs[beam] else 0
+        kind = beam, options.coverage_penalty, options.prune
+        if kind not in self.uses_graphs:
+            self.uses_graphs[kind] = uses_cuda_graphs(self.model, beam, options)
+        length = slot_length(len(task.ids) + task.limit) if self.uses_graphs[kind] else 0
         key = options, task.start, length
         if key not in self.groups:
             self.groups[key] = TaskGroup(*key)
