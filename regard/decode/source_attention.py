@@ -43,7 +43,8 @@ class WeightsHook(AttentionHook):
 def source_layers(model: Any) -> list[SourceLayer]:
     """Return the layers of a model that attend to its source; a recurrent model without attention has none."""
     models = model.same_source if isinstance(model, Ensemble) else [model]
-    return [layer for one in models for layer in one.modules() if isinstance(layer, (CrossAttention, Alignment))]
+    modules = dict.fromkeys(module for one in models for module in one.modules())  # a model may be a member twice
+    return [layer for layer in modules if isinstance(layer, (CrossAttention, Alignment))]
 
 
 @contextmanager

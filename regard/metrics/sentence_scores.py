@@ -17,8 +17,6 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from regard.metrics.translation_scores import bleu_tokenizer
-
 UTILITIES = ("chrf", "bleu", "gleu")
 CHRF_ORDER, CHRF_BETA, WORD_ORDER = 6, 2, 4
 MATRIX_SIZE = 1 << 22  # numbers in a matrix of n-grams that are counted at a time
@@ -111,6 +109,8 @@ def pairwise_scores(texts: Sequence[str], utility: str, language: str) -> np.nda
     if utility == "chrf":
         matches, totals = count_pairwise_matches([characters(text) for text in texts], CHRF_ORDER)
         return chrf_of_counts(matches, totals[:, None], totals[None])
+    from regard.metrics.translation_scores import bleu_tokenizer  # with Moses' patterns, which chrF does not need
+
     tokenize = bleu_tokenizer(language)
     matches, totals = count_pairwise_matches([tokenize(text.rstrip()).split() for text in texts], WORD_ORDER)
     score = {"bleu": bleu_of_counts, "gleu": gleu_of_counts}[utility]

@@ -15,7 +15,7 @@ import torch
 
 from regard.config import DecodeConfig
 from regard.decode.beam_search import BeamSearch
-from regard.decode.constraints import Hypothesis, length_limits, pad_rows, uses_cuda_graphs
+from regard.decode.constraints import Hypothesis, length_limits, pad_rows, uses_cuda_graphs, why_not_captured
 from regard.decode.generation import GenerationBatch, GenerationRequest
 from regard.decode.graphs.engine import return_engine
 from regard.decode.sampling import Sampling
@@ -356,9 +356,7 @@ class BatchRunner:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.groups: dict[Any, TaskGroup] = {}  # by the settings of their tasks
-        self.uses_graphs: dict[
-            tuple[int, float, float], bool
-        ] = {}  # by the size of the beam, coverage penalty, pruning
+        self.uses_graphs: dict[int, bool] = {}  # by the size of the beam
         self.steps = 0
 
     @property
@@ -397,10 +395,12 @@ class BatchRunner:
         """Return the group of tasks with the same settings; on a GPU also of the same size, that of the slots."""
         options = replace(task.options, seed=0, stop_strings=(), max_new_tokens=1)  # what each task has its own of
         beam = options.beam if task.start else 1
-        kind = beam, options.coverage_penalty, options.prune
-        if kind not in self.uses_graphs:
-            self.uses_graphs[kind] = uses_cuda_graphs(self.model, beam, options)
-        length = slot_length(len(task.ids) + task.limit) if self.uses_graphs[kind] else 0
+        if beam not in self.uses_graphs:
+            self.uses_graphs[beam] = uses_cuda_graphs(self.model, beam)
+        in_slots = self.uses_graphs[beam]
+        if in_slots and why_not_captured(self.model, options):
+            in_slots = uses_cuda_graphs(self.model, beam, options)  # which says why not
+        length = slot_length(len(task.ids) + task.limit) if in_slots else 0
         key = options, task.start, length
         if key not in self.groups:
             self.groups[key] = TaskGroup(*key)
