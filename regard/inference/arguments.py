@@ -51,6 +51,7 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    epsilon: float | None
     repetition_penalty: float | None
     max_new_tokens: int | None
     min_len: int | None  # least number of new tokens

@@ -148,8 +148,10 @@ def average_log_probs(logits: Sequence[Tensor], average: str) -> Tensor:
     """Return the logarithm of the mean probabilities ("mean"), or the mean log-probabilities ("log"), of logits (..., V).
 
     The mean of log-probabilities is a log-probability up to a constant."""
-    total = logits[0].float().log_softmax(-1)
-    for one in logits[1:]:
-        log_p = one.float().log_softmax(-1)
-        total = total + log_p if average == "log" else torch.logaddexp(total, log_p)
-    return total / len(logits) if average == "log" else total - math.log(len(logits))
+    precise = [one.to(torch.promote_types(one.dtype, torch.float32)).log_softmax(-1) for one in logits]
+    if average == "log":
+        return torch.stack(precise).mean(0)
+    total = precise[0]
+    for log_p in precise[1:]:
+        total = torch.logaddexp(total, log_p)
+    return total - math.log(len(logits))
