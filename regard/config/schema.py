@@ -412,7 +412,9 @@ class DecodeConfig:
         0, "minimum Bayes risk: choose among this many candidates the one most like all others; 0 = off", most=1 << 12
     )
     mbr_metric: str = setting(
-        "chrf", "minimum Bayes risk: how two candidates are compared", choices=("chrf", "bleu", "gleu")
+        "chrf",
+        "minimum Bayes risk: how two candidates are compared: chrf, bleu or gleu",
+        choices=("chrf", "bleu", "gleu"),
     )
     mbr_candidates: str = setting(
         "epsilon",

@@ -64,6 +64,8 @@ def trace_translation(
     if not text.strip():
         raise RegardError("there is nothing to translate: give a sentence")
     chosen, template = decode_config(translator.options, options), translator.token_template
+    if chosen.temperature > 0 and chosen.nbest > 1:
+        raise RegardError(f"one sample can be followed at a time, not {chosen.nbest}: leave out nbest")
     if chosen.prune:
         raise RegardError("a search with decode.prune cannot be traced: set it to 0")
     tracer = SearchTracer(translator.model, chosen, len(template.start))

@@ -166,7 +166,7 @@ def test_all_hypotheses_have_the_scores_of_the_formulas(
 def test_a_proven_stop_loses_nothing(
     norm: str, alpha: float, beta: float, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search that goes on to the limit finds the same hypotheses."""
+    """A search that continues to the limit finds the same hypotheses."""
     table, attention = random_table(seed=seed, words=5, end=1.5), random_attention(seed)
     model = AttentiveTable(table, attention)
     options = {"length_norm": norm, "length_penalty": alpha} if alpha else {"length_penalty": 0.0}

@@ -279,6 +279,21 @@ def test_several_samples_are_ranked(beam: int) -> None:
     assert np.mean([len({tuple(h.tokens) for h in ranked}) for ranked in found]) > 4
 
 
+def test_samples_of_one_sentence_are_those_of_single_rows() -> None:
+    """A sentence is read once for all of its samples; fp64, in which no rounding decides between two tokens."""
+    model, sources = tiny_transformer(seed=4).double(), random_sources(7, 3)
+    rows, options = padded(sources).repeat_interleave(4, 0), DecodeConfig(temperature=1.0)
+    read: list[int] = []
+    begin = model.begin
+    model.begin = lambda source: (read.append(len(source)), begin(source))[1]  # type: ignore[method-assign]
+    together = sample(model, rows, torch.full((12,), 9), range(12), options)
+    assert read == [3]
+    for i in range(12):
+        (alone,) = sample(model, rows[i : i + 1], torch.tensor([9]), [i], options)
+        assert alone.tokens == together[i].tokens
+        assert alone.log_prob == pytest.approx(together[i].log_prob, rel=1e-6)
+
+
 # --- min-p, the repetition penalty and transformers --------------------------------------------------------------------
 
 
