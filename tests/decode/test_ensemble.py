@@ -26,6 +26,7 @@ from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 from regard.models.ensemble import Ensemble
 from regard.models.model import TranslationModel
+from regard.serve.batch_runner import BatchRunner, DecodeTask
 from regard.text.tokenizer import Tokenizer, Tokenizers
 
 CPU = torch.device("cpu")
@@ -130,6 +131,21 @@ def test_required_phrases_are_in_the_translation_of_an_ensemble() -> None:
     found = decode_constrained(mixed(), sources, constraints, DecodeConfig(beam=6), 64, CPU)
     for ranked in found:
         assert (9, 20) in itertools.pairwise(ranked[0].tokens)
+
+
+@pytest.mark.parametrize("options", [DecodeConfig(beam=3, max_len_b=4), DecodeConfig(beam=1, max_len_b=4)])
+def test_a_server_decodes_an_ensemble_by_continuous_batching(options: DecodeConfig) -> None:
+    ensemble, sources = Ensemble([tiny_transformer(1), tiny_transformer(2)]).double(), random_sources(2, 7)
+    runner, found = BatchRunner(ensemble), {}
+    waiting = [DecodeTask(i, (*ids, EOS), options, (SOS,)) for i, ids in enumerate(sources)]
+    while waiting or runner.size:
+        if waiting:
+            runner.add(waiting.pop())
+        for event in runner.step():
+            assert not event.error
+            found[event.number] = event.hypotheses[0].tokens
+    expected = decode(ensemble, sources, options, 64, CPU)
+    assert [found[i] for i in range(len(sources))] == [ranked[0].tokens for ranked in expected]
 
 
 def test_decoding_settings_come_from_all_members() -> None:
