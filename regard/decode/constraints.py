@@ -70,8 +70,6 @@ def check_options(options: DecodeConfig) -> None:
         raise RegardError("decode.repetition_penalty is not for beam search: set decode.beam 1 or a decode.temperature")
     if not -10 <= options.length_penalty <= 10:  # beyond, |y|^a leaves the range of fp32
         raise RegardError(f"decode.length_penalty must be from -10 to 10, not {options.length_penalty}: 1 is usual")
-    if options.length_norm != "power" and options.length_penalty == 0:
-        raise RegardError("decode.length_norm does nothing where decode.length_penalty is 0: give a length penalty")
     if not 0 <= options.coverage_penalty < math.inf or not 0 <= options.prune < math.inf:
         raise RegardError(
             f"decode.coverage_penalty and decode.prune must be finite and not negative, not {options.coverage_penalty} and "

@@ -271,7 +271,6 @@ def test_no_attention_is_computed_without_a_coverage_penalty(monkeypatch: pytest
         {"prune": 3.0, "temperature": 1.0},
         {"coverage_penalty": -0.1},
         {"prune": math.inf},
-        {"length_norm": "gnmt", "length_penalty": 0.0},
         {"epsilon": 0.02},
         {"epsilon": 1.0, "temperature": 1.0},
     ],

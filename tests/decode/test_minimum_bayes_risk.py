@@ -127,7 +127,12 @@ def test_the_candidates_are_samples() -> None:
         assert utility[one.text] == pytest.approx(max(utility.values()), rel=1e-9)
 
 
-def test_required_words_are_searched_for_as_before() -> None:
+@pytest.mark.parametrize(
+    "options", [{"mbr": 4, "mbr_metric": "gleu"}, {"length_norm": "gnmt", "coverage_penalty": 0.2, "prune": 3.0}]
+)
+def test_required_words_and_repetitions_are_searched_for_as_before(options: Any) -> None:
     translator = make_translator()
-    (found,) = translator.translate_sentences(["a house"], force_words=[["Garten"]], mbr=4)
+    (found,) = translator.translate_sentences(["a house"], force_words=[["Garten"]], **options)
     assert "Garten" in found.text
+    (found,) = translator.translate_sentences(["a house"], no_repeat_ngram_size=2, length_penalty=0.0, **options)
+    assert found.tokens
