@@ -75,7 +75,10 @@ def translate(
     to: To = None,
     source: Annotated[str | None, typer.Option("--from", help="Source language; by default it is detected.")] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="A run or model folder; by default the bundled model.")
+        list[Path] | None,
+        typer.Option(
+            "--model", "-m", help="A run or model folder; by default the bundled model. Several are an ensemble."
+        ),
     ] = None,
     input: Annotated[Path | None, typer.Option("--input", "-i", help="Translate this file.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
@@ -137,7 +140,8 @@ def translate(
             raise RegardError("--output needs texts, --input FILE or a pipe: at a terminal translations are printed")
         if not rank.is_alone and not (input and output):
             raise RegardError("several processes share a file: give --input FILE and --output FILE")
-        if not options.get("temperature") and (options.get("top_k") or options.get("top_p")):
+        samples = options.get("temperature") or options.get("mbr")
+        if not samples and (options.get("top_k") or options.get("top_p")):
             raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
         target = choose_output(output, "", [input, glossary]) if output else None
         with spinner("loading the model"):
@@ -251,7 +255,7 @@ class Warnings:
 
 def evaluate(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="A run or model folder.")],
+    run: Annotated[list[Path], typer.Argument(help="A run or model folder; several translators are an ensemble.")],
     data: Annotated[
         str | None, typer.Option(help="Corpus to score, as in a recipe; by default the run's data.test.")
     ] = None,
@@ -283,7 +287,7 @@ def evaluate(
 
 def _evaluate(
     context: typer.Context,
-    run: Path,
+    runs: list[Path],
     data: str | None,
     root: Path | None,
     beam: int | None,
@@ -298,16 +302,16 @@ def _evaluate(
     from regard.data.parallel_corpus import ParallelCorpus
     from regard.device import pick_device
     from regard.evaluate import evaluation
-    from regard.exchange.loader import load_model
     from regard.files import add_file, write_text
     from regard.inference import shared_work
     from regard.inference.document_translation import work_identity
+    from regard.inference.ensemble_loading import load_ensemble
     from regard.inference.translator import Translator
     from regard.tasks import evaluate as evaluate_task
 
     given = {name: v for name, v in (("beam", beam), ("length_penalty", length_penalty)) if v is not None}
-    own_device = pick_device(shared_work.set_up_rank(device, rank))
-    package = load_model(run, own_device, weights)
+    own_device, run = pick_device(shared_work.set_up_rank(device, rank)), runs[0]
+    package = load_ensemble(runs, own_device, weights)
     if package.tokenizers is None and package.task != "image-classification":
         raise RegardError(
             f"the model in {run} has no tokenizer, so it can read no text: import it with its tokenizer.json"
@@ -327,12 +331,13 @@ def _evaluate(
     corpus = ParallelCorpus(specs, translator.source, language, Path(config.data.root), "test")
     target = choose_output(output, "", corpus.files()) if output else None
     language = corpus.directions[0].split(">")[1] if corpus.directions else language
-    kept = target or run / "hypotheses" / f"{Path(specs[0]).name.split('.')[0].replace(':', '-')}.{language}"
+    name = Path(specs[0]).name.split(".")[0].replace(":", "-") + (".ensemble" if len(runs) > 1 else "")
+    kept = target or run / "hypotheses" / f"{name}.{language}"
     options = dataclasses.asdict(config.decode) | given
     folder = shared_work.parts_folder(kept)
     shared = None
     if not rank.is_alone or shared_work.SharedParts.is_begun(folder):
-        identity = work_identity(corpus.fingerprint(), run, device=device, weights=weights, **options)
+        identity = work_identity(corpus.fingerprint(), runs, device=device, weights=weights, **options)
         shared = translator.decode = shared_work.SharedDecoding(folder, identity, rank)
     try:
         with progress_bar("translating") as advance:

@@ -407,6 +407,17 @@ class DecodeConfig:
     length_penalty: float = setting(
         1.0, "a: a hypothesis y scores log p(y) / |y|^a, |y| counting its end token", least=-math.inf
     )
+    length_norm: str = setting(
+        "power",
+        "what log p(y) is divided by: power (|y|^a) or gnmt (((5 + |y|) / 6)^a)",
+        choices=("power", "gnmt"),
+    )
+    coverage_penalty: float = setting(
+        0.0, "b: beam search adds b * sum of log(min(attention, 1)) over the source tokens to a score; 0 = off"
+    )
+    prune: float = setting(
+        0.0, "beam search drops hypotheses whose log p is this much below that of the best; 0 = none, 3 in GNMT"
+    )
     min_len: int = setting(0, "tokens before the end token is allowed", most=1 << 24)
     max_len_a: float = setting(2.0, "at most a * source length + b tokens ...")
     max_len_b: int = setting(20, "... and never more than the model's max_len", most=1 << 24)
@@ -425,8 +436,27 @@ class DecodeConfig:
     top_k: int = setting(0, "sample among the k likeliest tokens; 0 = all", most=1 << 24)
     top_p: float = setting(1.0, "nucleus sampling: sample among the likeliest tokens that hold this much probability")
     min_p: float = setting(0.0, "sample among tokens with at least this share of the top token's probability; 0 = all")
+    epsilon: float = setting(0.0, "sample among tokens with at least this probability (epsilon sampling); 0 = all")
     repetition_penalty: float = setting(
         1.0, "above 1: penalize tokens that are already in text or prompt; no beam; 1 = off"
+    )
+    mbr: int = setting(
+        0, "minimum Bayes risk: choose among this many candidates the one most like all others; 0 = off", most=1 << 12
+    )
+    mbr_metric: str = setting(
+        "chrf",
+        "minimum Bayes risk: how two candidates are compared: chrf, bleu or gleu",
+        choices=("chrf", "bleu", "gleu"),
+    )
+    mbr_candidates: str = setting(
+        "epsilon",
+        "minimum Bayes risk: candidates by epsilon sampling (0.02), ancestral sampling, or beam search",
+        choices=("epsilon", "ancestral", "beam"),
+    )
+    ensemble: str = setting(
+        "mean",
+        "several models: mean of their probabilities, or log: mean of their log-probabilities",
+        choices=("mean", "log"),
     )
     max_new_tokens: int = setting(
         256, "language models: generate at most this many tokens after a prompt", most=1 << 24

@@ -32,6 +32,7 @@ from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread, undivided_threads
 from regard.layers.hooks import is_observed, labelled, paused
 from regard.layers.quantization import count_weights
+from regard.models.ensemble import Ensemble
 from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
 
 
@@ -48,8 +49,9 @@ def decode(
 
     `sources` are ids without the special tokens of the template; `max_len` is the model's longest source."""
     check_options(options)
+    check_decoding(model, options)
     check_lengths(sources, max_len, token_template)
-    if uses_cuda_graphs(model, options.beam):
+    if uses_cuda_graphs(model, options.beam, options):
         from regard.decode.graphs.engine import NotCapturable
 
         try:
@@ -59,6 +61,18 @@ def decode(
     batches = plan_batches(model, sources, options, device)
     results = decode_batches(model, sources, batches, options, max_len, device, progress, token_template)
     return [results[i] for i in range(len(sources))]
+
+
+def check_decoding(model: Any, options: DecodeConfig) -> None:
+    """Refuse settings that do nothing for this model, and those that need texts and not only tokens."""
+    if options.mbr:
+        raise RegardError(
+            "decode.mbr compares texts, and this decodes tokens: translate with Translator.translate, or set it to 0"
+        )
+    if options.ensemble != "mean" and not isinstance(model, Ensemble):
+        raise RegardError(
+            f"decode.ensemble {options.ensemble} is for several models: give a second one, or leave it out"
+        )
 
 
 def plan_batches(

@@ -1,12 +1,23 @@
 """Beam search keeps the K most probable hypotheses of each sentence at every step.
 
 A hypothesis y is ranked by  log p(y | x) / |y|^a,  where a is the length penalty and |y| counts the generated tokens with
-the end token. Each step takes the 2K best candidates, extensions of the K open hypotheses by one token: those among the
+the end token. GNMT (Wu et al. 2016) divides by ((5 + |y|) / 6)^a instead (`decode.length_norm`), and adds
+
+    b * sum over source tokens i of log(min(sum over generated tokens j of p_ij, 1))        (`decode.coverage_penalty` b)
+
+where p_ij is the attention weight of source token i in the step that generated token j (decode/source_attention.py): a
+translation that leaves a part of its source out scores less. Source tokens are all that the encoder reads, special tokens
+included; a sum below 1e-9 counts as that. `decode.prune` drops hypotheses whose log p is that much below the best of their
+sentence, open or finished.
+
+Each step takes the 2K best candidates, extensions of the K open hypotheses by one token: those among the
 first K that end are kept as finished, the best K others stay open (2K, because each of the K has one extension that ends).
 A sentence stops when K hypotheses are finished and the worst of them scores at least as well as any open one
 
 - at its present length (`beam_stop = "likely"`: fast, and what most toolkits do), or
 - at any length it could still reach (`beam_stop = "proven"`: log p only falls, so log p / limit^a bounds it for a > 0).
+
+An open hypothesis may still attend to every source token, so its coverage is taken to be complete, which is 0, here.
 
 Sentences that have stopped leave the batch, and others may join it between two steps (continuous batching): each sentence
 counts its own steps. Everything stays on the device; the host reads only the flags that say which sentences have stopped.
@@ -22,11 +33,13 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import DecodableModel, Hypothesis, mask_disallowed, start_decoding
+from regard.decode.constraints import DecodableModel, Hypothesis, length_normalizer, mask_disallowed, start_decoding
+from regard.decode.source_attention import AttentiveStep
 from regard.layers.decoding_state import concatenate_padded, without_rows
 from regard.text.special_tokens import EOS_TEMPLATE
 
 BLOCK = 128  # tokens whose maximum `best_extensions` computes first
+LEAST_COVERAGE = 1e-9  # a source token without any attention does not make a score -inf
 
 
 @dataclass
@@ -42,12 +55,15 @@ class Beams:
     done_score: Tensor  # (B, K) of finished hypotheses, best first; -inf: there is none in this place
     done_log_prob: Tensor  # (B, K)
     done_length: Tensor  # (B, K) tokens, the end token included
+    source_length: Tensor  # (B,) tokens of the source
+    coverage: Tensor  # (B, K, S) attention that source tokens have had from open hypotheses; S is 0 if it is not needed
 
     @classmethod
-    def start(cls, limits: Tensor, k: int, numbers: Sequence[int]) -> Beams:
+    def start(cls, source: Tensor, limits: Tensor, k: int, numbers: Sequence[int]) -> Beams:
         """Return the beams before the first step: one open hypothesis of each sentence, without a token.
 
         `numbers` are those of the sentences."""
+        lengths = (source >= 0).sum(1)
         b, room = len(limits), int(limits.max())
         device = limits.device
         tokens = torch.zeros((b, k, room), dtype=torch.long, device=device)  # empty places read token 0
@@ -56,7 +72,8 @@ class Beams:
         empty = torch.full_like(log_prob, -torch.inf)
         length = torch.zeros((b, k), dtype=torch.long, device=device)
         sentence, step = torch.tensor(numbers, device=device), torch.zeros_like(limits)
-        return cls(sentence, limits, step, tokens, log_prob, tokens.clone(), empty, empty.clone(), length)
+        done = tokens.clone(), empty, empty.clone(), length
+        return cls(sentence, limits, step, tokens, log_prob, *done, lengths, log_prob.new_zeros(b, k, 0))
 
     def keep(self, rows: Tensor) -> None:
         """Drop all sentences but these."""
@@ -95,6 +112,7 @@ class BeamSearch:
         self, model: DecodableModel, options: DecodeConfig, start: tuple[int, ...] = EOS_TEMPLATE.start
     ) -> None:
         self.model, self.options, self.start = model, options, start
+        self.attentive_step = AttentiveStep(model) if options.coverage_penalty else None
         self.batch: BeamBatch | None = None
         self.ended: dict[int, list[Hypothesis]] = {}  # sentences that ended while they joined the batch
 
@@ -106,8 +124,8 @@ class BeamSearch:
     @torch.inference_mode()
     def add(self, source: Tensor, limits: Tensor, numbers: Sequence[int]) -> None:
         """Add source rows (B, S) with their length limits (B,); `numbers` identify them in the results of `step`."""
-        state, last = start_decoding(self.model, source, self.start)  # one hypothesis each
-        fresh = BeamBatch(Beams.start(limits, self.options.beam, numbers), state, last)
+        state, last = start_decoding(self.model, source, self.start, self.options)  # one hypothesis each
+        fresh = BeamBatch(Beams.start(source, limits, self.options.beam, numbers), state, last)
         if self.batch is None:
             self.batch = fresh
             return
@@ -146,7 +164,12 @@ class BeamSearch:
 
     def _step(self, batch: BeamBatch) -> dict[int, list[Hypothesis]]:
         beams, state, options, config = batch.beams, batch.state, self.options, self.model.config
-        log_p = self.model.step(batch.last, state).float().log_softmax(-1)  # (B*K or B, V)
+        if self.attentive_step is None:
+            logits = self.model.step(batch.last, state)
+        else:
+            logits, weights = self.attentive_step(batch.last, state)
+            add_attention(beams, weights)
+        log_p = logits.float().log_softmax(-1)  # (B*K or B, V)
         too_short: Tensor | bool = False
         if options.min_len:
             too_short = (beams.step < options.min_len).repeat_interleave(len(log_p) // len(beams.step))
@@ -190,12 +213,16 @@ def extend(beams: Beams, log_p: Tensor, options: DecodeConfig, end: int) -> Tens
     b, k = beams.log_prob.shape
     rows = log_p.shape[0] // b  # 1 at the first step, else K
     value, parent, token = best_extensions(log_p.view(b, rows, -1), beams.log_prob[:, :rows], 2 * k)
+    if options.prune:
+        best = torch.maximum(value[:, 0], beams.done_log_prob.amax(1))
+        value = value.masked_fill(value < (best - options.prune)[:, None], -torch.inf)
     at = beams.step[:, None, None]  # (B, 1, 1), where the new tokens are written
     ends = (token == end) | (beams.step + 1 >= beams.limit)[:, None]
     if ends.any():
         candidates = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
         candidates.scatter_(2, at.expand(-1, parent.shape[1], 1), token[:, :, None])
-        finish(beams, candidates[:, :k], value[:, :k].masked_fill(~ends[:, :k], -torch.inf), options)
+        ended = value[:, :k].masked_fill(~ends[:, :k], -torch.inf)
+        finish(beams, candidates[:, :k], ended, parent[:, :k], options)
         # stable: equal scores keep the order topk gave them
         value, place = value.masked_fill(ends, -torch.inf).sort(dim=1, descending=True, stable=True)
         parent, token = parent.gather(1, place), token.gather(1, place)
@@ -204,6 +231,8 @@ def extend(beams: Beams, log_p: Tensor, options: DecodeConfig, end: int) -> Tens
     beams.log_prob = _pad(value[:, :k], k, -torch.inf)
     beams.tokens = beams.tokens.gather(1, parent[:, :, None].expand(-1, -1, beams.tokens.shape[2]))
     beams.tokens.scatter_(2, at.expand(-1, k, 1), _pad(token[:, :k], k, 0)[:, :, None])
+    if options.coverage_penalty:
+        beams.coverage = beams.coverage.gather(1, parent[:, :, None].expand(-1, -1, beams.coverage.shape[2]))
     beams.step = beams.step + 1
     return parent
 
@@ -235,11 +264,34 @@ def _pad(x: Tensor, k: int, value: float) -> Tensor:
     return x if x.shape[1] == k else torch.nn.functional.pad(x, (0, k - x.shape[1]), value=value)
 
 
-def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, options: DecodeConfig) -> None:
-    """Merge newly ended hypotheses (those above -inf) with the finished ones and keep the K best."""
+def add_attention(beams: Beams, weights: Tensor) -> None:
+    """Add the attention weights (B, K or 1, S) of a step to the coverage of the open hypotheses.
+
+    Padding of the source comes and goes with the sentences of the batch, so S may differ from one step to the next."""
+    (b, rows, s), k, before = weights.shape, beams.coverage.shape[1], beams.coverage.shape[2]
+    coverage = weights.new_zeros(b, k, s)
+    coverage[:, :, : min(s, before)] = beams.coverage[:, :, :s]
+    coverage[:, :rows] += weights
+    beams.coverage = coverage
+
+
+def coverage_score(beams: Beams, options: DecodeConfig) -> Tensor:
+    """Return b * sum of log(min(attention, 1)) over the source tokens of each open hypothesis, (B, K), at most 0."""
+    lacking = beams.coverage.clamp(LEAST_COVERAGE, 1.0).log()
+    real = torch.arange(lacking.shape[2], device=lacking.device) < beams.source_length[:, None, None]
+    return options.coverage_penalty * lacking.where(real, 0.0).sum(2)
+
+
+def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, parent: Tensor, options: DecodeConfig) -> None:
+    """Merge newly ended hypotheses (those above -inf) with the finished ones and keep the K best.
+
+    `parent` (B, K) is the open hypothesis that each of them continues."""
     k = beams.done_score.shape[1]
     length = (beams.step + 1)[:, None]  # (B, 1), the end token included
-    score = torch.cat([beams.done_score, log_prob / normalizer(length, options)], 1)
+    fresh = log_prob / normalizer(length, options)
+    if options.coverage_penalty:
+        fresh = fresh + coverage_score(beams, options).gather(1, parent)
+    score = torch.cat([beams.done_score, fresh], 1)
     best, place = score.sort(dim=1, descending=True, stable=True)
     best, place = best[:, :k], place[:, :k]
     pool = torch.cat([beams.done, tokens], 1)
@@ -251,8 +303,9 @@ def finish(beams: Beams, tokens: Tensor, log_prob: Tensor, options: DecodeConfig
 
 
 def normalizer(length: Tensor, options: DecodeConfig) -> Tensor:
-    """Return |y|^a, by which the log-probability of a hypothesis of this length is divided, computed in fp64."""
-    return length.double().pow(options.length_penalty).float()
+    """Return what the log-probability of a hypothesis of this length is divided by, computed in fp64."""
+    found: Tensor = length_normalizer(length.double(), options).float()
+    return found
 
 
 def has_stopped(beams: Beams, options: DecodeConfig) -> Tensor:

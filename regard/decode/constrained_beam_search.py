@@ -27,10 +27,12 @@ from regard.decode.constraints import (
     Hypothesis,
     check_options,
     length_limits,
+    length_normalizer,
     log_probabilities,
     pad_rows,
     start_decoding,
 )
+from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
 from regard.layers.hooks import paused
 from regard.text.special_tokens import EOS_TEMPLATE, SpecialTokenTemplate
@@ -160,7 +162,7 @@ class Search:
             if ends or is_last:
                 ending.append((made, step + 1))
         for made, length in ending:
-            score = made.log_prob / length**options.length_penalty
+            score = made.log_prob / length_normalizer(length, options)
             self.done.append(Hypothesis(list(made.tokens), score, made.log_prob, len(made.tokens) < length))
         self.done = sorted(self.done, key=lambda h: -h.score)[:k]
         kept = [] if is_last else [i for i, (_, _, ends) in enumerate(every) if not ends]
@@ -179,7 +181,7 @@ class Search:
         complete = [one.log_prob for one in self.open if not one.lacking]
         proven = options.beam_stop == "proven" and options.length_penalty > 0
         length = self.limit if proven else step + 1
-        return not complete or self.done[enough - 1].score >= max(complete) / length**options.length_penalty
+        return not complete or self.done[enough - 1].score >= max(complete) / length_normalizer(length, options)
 
 
 def allocate(banks: Sequence[int], k: int) -> list[int]:
@@ -208,7 +210,7 @@ def constrained_beam_search(
     A limit that leaves no room for the phrases and the end token is raised. After a phrase no token of `continues_word`
     (V,) follows, so that a phrase ends where a word ends."""
     k, end = options.beam, model.config.eos_token_id
-    state, last = start_decoding(model, source, start)
+    state, last = start_decoding(model, source, start, options)
     running = []
     for i, (limit, own) in enumerate(zip(limits.tolist(), constraints, strict=True)):
         longest = sum(max(len(phrase.inside), len(phrase.at_start)) for phrase in own.phrases)
@@ -295,6 +297,11 @@ def decode_constrained(
 ) -> list[list[Hypothesis]]:
     """Return the translations of each source that satisfy its constraints, best first, as `batch_decoding.decode` does."""
     check_options(options)
+    if options.coverage_penalty or options.prune or options.mbr:
+        raise RegardError(
+            "a constrained search ranks by length and log p alone: set decode.coverage_penalty, decode.prune and "
+            "decode.mbr to 0"
+        )
     found: dict[int, list[Hypothesis]] = {}
     with paused(model), one_thread():
         for rows in make_batches(sources, options, device):

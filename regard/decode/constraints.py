@@ -8,7 +8,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
 from regard.errors import RegardError
+from regard.models.ensemble import Ensemble, EnsembleState
 from regard.text.special_tokens import PAD
 
 log = logging.getLogger("regard")
+LENGTH_OFFSETS = {"power": 0.0, "gnmt": 5.0}  # by decode.length_norm: log p(y) / ((offset + |y|) / (offset + 1))^a
 MAX_GRAPH_BEAM = 16  # the widest beam that the CUDA-graph kernels support
 
 
@@ -52,7 +54,7 @@ def check_options(options: DecodeConfig) -> None:
     """Refuse values of decoding settings that are out of range or contradict each other."""
     if options.beam < 1 or options.nbest < 1:
         raise RegardError(f"decode.beam and decode.nbest must be at least 1, not {options.beam} and {options.nbest}")
-    if options.temperature == 0 and options.nbest > options.beam:
+    if options.temperature == 0 and options.nbest > options.beam and not options.mbr:
         raise RegardError(f"decode.nbest {options.nbest} is more than decode.beam {options.beam}: widen the beam")
     if not 0 <= options.temperature < math.inf or options.top_k < 0 or not 0 < options.top_p <= 1:
         raise RegardError(
@@ -63,10 +65,57 @@ def check_options(options: DecodeConfig) -> None:
             f"decode.min_p must be from 0 to 1 and decode.repetition_penalty above 0, "
             f"not {options.min_p} and {options.repetition_penalty}: 0 and 1 switch them off"
         )
-    if options.repetition_penalty != 1 and options.temperature == 0 and options.beam > 1:
+    searches = options.mbr_candidates == "beam" if options.mbr else options.temperature == 0 and options.beam > 1
+    if options.repetition_penalty != 1 and searches:
         raise RegardError("decode.repetition_penalty is not for beam search: set decode.beam 1 or a decode.temperature")
     if not -10 <= options.length_penalty <= 10:  # beyond, |y|^a leaves the range of fp32
         raise RegardError(f"decode.length_penalty must be from -10 to 10, not {options.length_penalty}: 1 is usual")
+    if not 0 <= options.coverage_penalty < math.inf or not 0 <= options.prune < math.inf:
+        raise RegardError(
+            f"decode.coverage_penalty and decode.prune must be finite and not negative, not {options.coverage_penalty} and "
+            f"{options.prune}: 0 switches them off"
+        )
+    if (options.coverage_penalty or options.prune) and not searches:
+        raise RegardError(
+            "decode.coverage_penalty and decode.prune are for beam search: widen decode.beam, or set them to 0"
+        )
+    if not 0 <= options.epsilon < 1:
+        raise RegardError(
+            f"decode.epsilon must be a probability below 1, not {options.epsilon}: 0.02 is usual, 0 is off"
+        )
+    check_mbr(options)
+
+
+def searching(options: DecodeConfig, **changes: Any) -> DecodeConfig:
+    """Return settings for beam search or greedy decoding, ranked by length and log p alone, with some changes."""
+    default = DecodeConfig()
+    names = ("temperature", "epsilon", "coverage_penalty", "prune", "mbr", "mbr_metric", "mbr_candidates")
+    return replace(options, **{name: getattr(default, name) for name in names} | changes)
+
+
+def greedy(options: DecodeConfig) -> DecodeConfig:
+    """Return settings for greedy decoding with the limits of given ones."""
+    return searching(options, beam=1, nbest=1, ensemble="mean")
+
+
+def check_mbr(options: DecodeConfig) -> None:
+    """Refuse settings of minimum-Bayes-risk decoding, and of epsilon sampling, that contradict each other."""
+    default = DecodeConfig()
+    if not options.mbr:
+        for name in ("mbr_metric", "mbr_candidates"):
+            if getattr(options, name) != getattr(default, name):
+                raise RegardError(f"decode.{name} does nothing without candidates: give decode.mbr, 32 for example")
+        if options.epsilon and options.temperature == 0:
+            raise RegardError("decode.epsilon is for sampling: give a decode.temperature above 0, or decode.mbr")
+        return
+    if options.mbr < 2:
+        raise RegardError(f"decode.mbr compares candidates with each other: give at least 2, not {options.mbr}")
+    if options.nbest > options.mbr:
+        raise RegardError(f"decode.nbest {options.nbest} is more than the {options.mbr} candidates of decode.mbr")
+    if options.mbr_candidates == "beam" and options.temperature > 0:
+        raise RegardError("decode.mbr_candidates beam does not sample: leave out decode.temperature")
+    if options.mbr_candidates != "epsilon" and options.epsilon:
+        raise RegardError(f"decode.epsilon is for decode.mbr_candidates epsilon, not {options.mbr_candidates}")
 
 
 def token_budget(options: DecodeConfig, device: torch.device) -> int:
@@ -74,18 +123,29 @@ def token_budget(options: DecodeConfig, device: torch.device) -> int:
     return options.batch_tokens or (131072 if device.type == "cuda" else 8192)
 
 
-def uses_cuda_graphs(model: Any, beam: int = 1) -> bool:
+def uses_cuda_graphs(model: Any, beam: int = 1, options: DecodeConfig | None = None) -> bool:
     """Return whether a model is decoded by CUDA graphs (decode/graphs): on a GPU, if its step can be captured."""
     weight = getattr(getattr(model, "head", None), "weight", None)
+    if isinstance(model, Ensemble):
+        weight = next(model.parameters())
     if weight is None or not weight.is_cuda or importlib.util.find_spec("triton") is None:
         return False
     from regard.decode.graphs.step_model import why_not_capturable
 
     too_wide = f"a beam of {beam}, more than {MAX_GRAPH_BEAM}" if beam > MAX_GRAPH_BEAM else ""
-    reason = why_not_capturable(model) or NOT_CAPTURED.get(model) or too_wide
+    reason = why_not_captured(model, options) or why_not_capturable(model) or NOT_CAPTURED.get(model) or too_wide
     if reason:
         warn_once(f"decoding goes token by token, not by CUDA graphs: {reason}")
     return not reason
+
+
+def why_not_captured(model: Any, options: DecodeConfig | None) -> str:
+    """Return what a captured step does not compute, or an empty string."""
+    if isinstance(model, Ensemble):
+        return f"an ensemble of {len(model.members)} models"
+    if options is not None and (options.coverage_penalty or options.prune):
+        return "decode.coverage_penalty" if options.coverage_penalty else "decode.prune"
+    return ""
 
 
 NOT_CAPTURED: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # models whose step could not be captured, and why
@@ -124,9 +184,21 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return torch.tensor([[*ids, *[PAD] * (width - len(ids))] for ids in rows], device=device)
 
 
-def start_decoding(model: DecodableModel, source: Tensor, start: tuple[int, ...]) -> tuple[Any, Tensor]:
+def length_normalizer(length: Any, options: DecodeConfig) -> Any:
+    """Return what log p(y) is divided by, for a length |y| or an fp64 tensor of lengths.
+
+    It is |y|^a, or with `decode.length_norm` gnmt ((5 + |y|) / 6)^a (Wu et al. 2016), a being the length penalty."""
+    offset = LENGTH_OFFSETS[options.length_norm]
+    return ((length + offset) / (1.0 + offset)) ** options.length_penalty
+
+
+def start_decoding(
+    model: DecodableModel, source: Tensor, start: tuple[int, ...], options: DecodeConfig
+) -> tuple[Any, Tensor]:
     """Read sources (B, S) and all start tokens but the last; return the state and that last token (B,)."""
     state = model.begin(source)
+    if isinstance(state, EnsembleState):
+        state.average = options.ensemble
     *first, last = (torch.full((len(source),), id, device=source.device) for id in start)
     for tokens in first:
         model.step(tokens, state)

@@ -156,6 +156,9 @@ def check_generation(options: DecodeConfig) -> None:
     if options.max_new_tokens < 1:
         raise RegardError(f"decode.max_new_tokens must be at least 1, not {options.max_new_tokens}")
     check_options(options)
+    for name in ("length_norm", "coverage_penalty", "prune", "mbr", "ensemble"):
+        if getattr(options, name) != getattr(DecodeConfig(), name):
+            raise RegardError(f"decode.{name} is for translations, not for language models: leave it out")
 
 
 def group_by_size(lengths: Sequence[int]) -> Iterator[list[int]]:

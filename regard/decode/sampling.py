@@ -1,8 +1,8 @@
-"""Choosing the next token: greedy, or a random sample after temperature, top-k, top-p and min-p.
+"""Choosing the next token: greedy, or a random sample after temperature, top-k, top-p, min-p and epsilon.
 
 The noise of a row is a pure function of (seed, step, token), so a sample depends neither on the other rows of the batch nor
 on the device, and a step that is captured in a CUDA graph can compute it. The logits are changed in this order: repetition
-penalty, temperature, top-k, top-p, min-p.
+penalty, temperature, top-k, top-p, min-p, epsilon.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import DecodableModel, Hypothesis, mask_disallowed, start_decoding
+from regard.decode.constraints import DecodableModel, Hypothesis, length_normalizer, mask_disallowed, start_decoding
 from regard.kernels.hashing import UINT32_MAX, hash_bits
 from regard.text.special_tokens import EOS_TEMPLATE
 
@@ -68,7 +68,12 @@ class Sampling:
     @torch.inference_mode()
     def add(self, source: Tensor, limits: Tensor, numbers: Sequence[int], seeds: Sequence[int]) -> None:
         """Add source rows (B, S) with their length limits (B,); `numbers` identify them in the results of `step`."""
-        state, last = start_decoding(self.model, source, self.start)
+        # Several samples of a sentence follow each other; it is read once.
+        unique, copies = source.unique_consecutive(dim=0, return_inverse=True)
+        state, last = start_decoding(self.model, unique, self.start, self.options)
+        if len(unique) < len(source):
+            state.select(copies)
+            last = last[copies]
         given = zip(numbers, limits.tolist(), seeds, strict=True)
         rows, row_seeds = [SampledRow(*each, list(self.start)) for each in given], seed_tensor(seeds, source.device)
         if not self.rows:
@@ -110,7 +115,7 @@ class Sampling:
     def _hypothesis(self, row: SampledRow) -> Hypothesis:
         ids = row.written[len(self.start) :]
         ended = ids[-1] == self.model.config.eos_token_id
-        score = row.log_prob / len(ids) ** self.options.length_penalty
+        score = row.log_prob / length_normalizer(len(ids), self.options)
         return Hypothesis(ids[: len(ids) - ended], score, row.log_prob, ended)
 
 
@@ -162,7 +167,8 @@ def choose(logits: Tensor, seeds: Tensor, steps: Tensor, options: DecodeConfig) 
     """Return the likeliest token of each row (N,) at temperature 0, otherwise a sampled one."""
     if options.temperature == 0:
         return argmax(logits)
-    p = truncate(logits / options.temperature, options.top_k, options.top_p, options.min_p).softmax(-1)
+    kept = (options.top_k, options.top_p, options.min_p, options.epsilon)
+    p = truncate(logits / options.temperature, *kept).softmax(-1)
     # The exponential race: argmax of p_i / e_i with e_i ~ Exp(1) picks i with probability p_i.
     return (p / exponential_noise(seeds, steps, logits.shape[1])).argmax(-1)
 
@@ -186,10 +192,11 @@ def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def truncate(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
-    """Mask to -inf all tokens outside of top-k, top-p (nucleus) and min-p, in this order.
+def truncate(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0, epsilon: float = 0.0) -> Tensor:
+    """Mask to -inf all tokens outside of top-k, top-p (nucleus), min-p and epsilon, in this order.
 
-    top_k: the k likeliest tokens; top_p: the smallest set with this probability; min_p: this fraction of the best p."""
+    top_k: the k likeliest tokens; top_p: the smallest set with this probability; min_p: this fraction of the best p;
+    epsilon: this probability, but always the likeliest token (Hewitt et al. 2022)."""
     if top_k:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
@@ -200,6 +207,9 @@ def truncate(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Te
         logits = logits.masked_fill((before >= top_p).gather(-1, order.argsort(-1)), -torch.inf)
     if min_p:
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(min_p), -torch.inf)
+    if epsilon:
+        least = (logits.logsumexp(-1, keepdim=True) + math.log(epsilon)).minimum(logits.amax(-1, keepdim=True))
+        logits = logits.masked_fill(logits < least, -torch.inf)
     return logits
 
 

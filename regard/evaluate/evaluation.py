@@ -16,7 +16,8 @@ from regard.data.token_cache import Filters
 from regard.errors import RegardError
 from regard.inference.translator import Translator
 from regard.metrics.translation_scores import TranslationScores, perplexity, score_translations
-from regard.training.objective import Objective
+from regard.models.ensemble import Ensemble
+from regard.training.objective import Objective, OutputObjective
 from regard.training.validation import BATCH_TOKENS, total_loss
 
 
@@ -67,8 +68,9 @@ def evaluate(
     filters = Filters(model.config.max_len - max(len(token_template.wrap(())), len(token_template.start)))
     pairs = prepare_pair_store(corpus, tokenizers, filters)
     device: torch.device = next(model.parameters()).device
-    total, tokens = total_loss(
-        Objective(model), PairBatches(pairs, BATCH_TOKENS, 0, token_template).iterate_once(), device
-    )
+    # An ensemble has all logits in memory: its members have no common output matrix.
+    is_ensemble = isinstance(model, Ensemble)
+    objective, size = (OutputObjective(model), BATCH_TOKENS // 8) if is_ensemble else (Objective(model), BATCH_TOKENS)
+    total, tokens = total_loss(objective, PairBatches(pairs, size, 0, token_template).iterate_once(), device)
     scores = score_translations(hypotheses, references, sources, to or translator.target)
     return Evaluation(scores, perplexity(total, tokens), len(pairs), hypotheses, seconds)

@@ -21,6 +21,9 @@ class TranslateOptions(TypedDict, total=False):
     beam: int | None  # beam width; 1 = greedy
     nbest: int | None  # number of translations of each text
     length_penalty: float | None  # exponent a in log p(y) / |y|^a
+    length_norm: Literal["power", "gnmt"] | None  # |y|^a, or ((5 + |y|) / 6)^a
+    coverage_penalty: float | None  # weight of the attention that source tokens lack
+    prune: float | None  # drop hypotheses whose log p is this much below the best
     min_len: int | None  # least number of tokens
     max_len_a: float | None  # at most a * source length + b tokens
     max_len_b: int | None
@@ -29,8 +32,13 @@ class TranslateOptions(TypedDict, total=False):
     top_k: int | None  # sample among the k likeliest tokens
     top_p: float | None  # sample among the likeliest tokens that hold this probability
     min_p: float | None  # sample among tokens with this share of the top probability
+    epsilon: float | None  # sample among tokens with this probability
     repetition_penalty: float | None  # above 1: penalize tokens that are already there
     seed: int | None  # random seed for sampling
+    mbr: int | None  # number of candidates of minimum-Bayes-risk decoding
+    mbr_metric: Literal["chrf", "bleu", "gleu"] | None  # how two candidates are compared
+    mbr_candidates: Literal["epsilon", "ancestral", "beam"] | None  # where they are from
+    ensemble: Literal["mean", "log"] | None  # how the probabilities of several models are averaged
     batch_tokens: int | None  # padded source tokens x beam decoded at a time
 
 
@@ -43,6 +51,7 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    epsilon: float | None
     repetition_penalty: float | None
     max_new_tokens: int | None
     min_len: int | None  # least number of new tokens

@@ -13,20 +13,15 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from regard.decode.constraints import pad_rows
-from regard.kernels.attention_functions import masked_softmax
+from regard.decode.source_attention import hooked_layers, mean_weights, source_layers
 from regard.kernels.cpu_threads import one_thread
-from regard.layers.attention_kernels import AttentionPlan, raw_scores
-from regard.layers.hooks import AttentionHook, Recording, paused
-from regard.layers.mixers.attention import CrossAttention
-from regard.layers.recurrent_attention import Alignment
+from regard.layers.hooks import paused
+from regard.models.ensemble import Ensemble
 from regard.models.model import TranslationModel
 from regard.text.alignment import Link, Span, link_words, merge_weights, pieces_of_words, word_spans
 from regard.text.casing import ASCII_QUOTES
@@ -43,44 +38,6 @@ TOKENS_AT_A_TIME = {
 # ---- attention weights of pairs of token sequences -------------------------------------------------------------------
 
 
-class WeightsHook(AttentionHook):
-    """A hook that keeps the attention weights of a layer's last call, as the mean over its heads."""
-
-    def __init__(self, layer: CrossAttention | Alignment) -> None:
-        super().__init__(layer, Recording())
-        self.score = layer.score if isinstance(layer, Alignment) else None
-        self.weights: Tensor | None = None  # (B, T, S)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Any:
-        out = self.inner(q, k, v, plan)
-        scores = raw_scores(q.float(), k.float(), plan) if self.score is None else self.score(q, k).float()
-        self.weights = masked_softmax(scores, plan.seen()).mean(1)
-        return out
-
-
-def has_cross_attention(model: TranslationModel) -> bool:
-    """Return whether a model attends to its source; recurrent models without attention do not."""
-    return any(isinstance(layer, (CrossAttention, Alignment)) for layer in model.modules())
-
-
-@contextmanager
-def hooked_layers(model: TranslationModel) -> Iterator[list[WeightsHook]]:
-    """Put a `WeightsHook` on every layer that attends to the source; afterwards the layers are as before."""
-    layers = [layer for layer in model.modules() if isinstance(layer, (CrossAttention, Alignment))]
-    before = [layer.__dict__.get("attend") for layer in layers]
-    hooks = [WeightsHook(layer) for layer in layers]
-    for layer, hook in zip(layers, hooks, strict=True):
-        layer.__dict__["attend"] = hook
-    try:
-        yield hooks
-    finally:
-        for layer, old in zip(layers, before, strict=True):
-            if old is None:
-                del layer.__dict__["attend"]
-            else:
-                layer.__dict__["attend"] = old
-
-
 @torch.inference_mode()
 def forced_attention(
     model: TranslationModel,
@@ -95,14 +52,17 @@ def forced_attention(
     n_start = len(token_template.start)
     order = sorted(range(len(sources)), key=lambda i: -max(len(sources[i]), len(targets[i])))
     found: dict[int, np.ndarray] = {}
-    with paused(model), hooked_layers(model) as hooks, one_thread():
+    models = model.same_source if isinstance(model, Ensemble) else [model]
+    with paused(model), hooked_layers(source_layers(model)) as hooks, one_thread():
         while order:
             width = max(len(sources[order[0]]), len(targets[order[0]])) + n_start + 1
             size = max(1, TOKENS_AT_A_TIME[device.type] // width)
             rows, order = order[:size], order[size:]
             source = pad_rows([token_template.wrap(sources[i]) for i in rows], device)
-            model.head_input(source, pad_rows([[*token_template.start, *targets[i]] for i in rows], device))
-            mean = torch.stack([hook.weights for hook in hooks if hook.weights is not None]).mean(0).cpu().numpy()
+            target = pad_rows([[*token_template.start, *targets[i]] for i in rows], device)
+            for one in models:
+                one.head_input(source, target)
+            mean = mean_weights(hooks).cpu().numpy()
             for row, i in enumerate(rows):
                 around = len(token_template.wrap(sources[i]))
                 found[i] = mean[row, n_start - 1 : n_start - 1 + len(targets[i]), :around]

@@ -493,12 +493,17 @@ def atomic_file(path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def translation_identity(
-    path: Path, model: Path | None, translator: ChunkTranslator, style: OutputStyle, format: str, **settings: object
+    path: Path,
+    model: Path | Sequence[Path] | None,
+    translator: ChunkTranslator,
+    style: OutputStyle,
+    format: str,
+    **settings: object,
 ) -> dict[str, str]:
     """Return what the journal of a translation must agree with: checksums of the input and the model, and all settings.
 
-    `model` is the folder that was given, None for the bundled model. `settings` are those that the translator does not know,
-    such as the device; a path among them stands for the content of its file.
+    `model` is the folder that was given, or several, None for the bundled model. `settings` are those that the translator
+    does not know, such as the device; a path among them stands for the content of its file.
     """
     settings |= {
         "to": translator.to,
@@ -511,19 +516,25 @@ def translation_identity(
     return work_identity(file_digest(path), model, **settings)
 
 
-def work_identity(input: str, model: Path | None, **settings: object) -> dict[str, str]:
+def model_identity(folder: Path) -> str:
+    """Return the checksum of a model folder, or the sizes and dates of its files where it has no manifest."""
+    if (folder / MANIFEST).is_file():
+        return sha256(folder / MANIFEST)
+    files = sorted((each.name, each.stat()) for each in folder.iterdir() if each.is_file())
+    return json.dumps([(name, status.st_size, status.st_mtime_ns) for name, status in files])
+
+
+def work_identity(input: str, model: Path | Sequence[Path] | None, **settings: object) -> dict[str, str]:
     """Return what kept results must agree with to be used again: the checksum of the input, the model, and all settings.
 
-    `model` is the folder that was given, None for the bundled model. A path among the settings stands for the content of its
-    file.
+    `model` is the folder that was given, or several, None for the bundled model. A path among the settings stands for the
+    content of its file.
     """
-    folder = find(model or bundled_path(DEFAULT))
-    files = sorted((each.name, each.stat()) for each in folder.iterdir() if each.is_file())
-    dates = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    models = [model] if isinstance(model, Path) else model or [bundled_path(DEFAULT)]
     given = {name: sha256(value) if isinstance(value, Path) else value for name, value in settings.items()}
     return {
         "input": input,
-        "model": sha256(folder / MANIFEST) if (folder / MANIFEST).is_file() else json.dumps(dates),
+        "model": " ".join(model_identity(find(each)) for each in models),
         "options": json.dumps(given, sort_keys=True),
         "version": __version__,
     }

@@ -148,7 +148,7 @@ class Generator:
             prompts: A prompt, or several.
             progress: A function that is called with the number of prompts done since its last call.
             options: n (samples of each prompt), stop (strings before which the text ends), temperature, top_k, top_p,
-                min_p, repetition_penalty, max_new_tokens, min_len, seed, batch_tokens; by default the model's own
+                min_p, epsilon, repetition_penalty, max_new_tokens, min_len, seed, batch_tokens; by default the model's own
                 (`self.options`).
         """
         if isinstance(prompts, str):

@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 @overload
-def load(path: Literal["en-de-fr-zh"], device: str = "auto", weights: str = "auto") -> Translator: ...
+def load(
+    path: Literal["en-de-fr-zh"] | list[str] | list[Path], device: str = "auto", weights: str = "auto"
+) -> Translator: ...
 @overload
 def load(
     path: str | Path, device: str = "auto", weights: str = "auto"
 ) -> Translator | Generator | Classifier | Embedder | WordVectors: ...
 def load(
-    path: str | Path, device: str = "auto", weights: str = "auto"
+    path: str | Path | list[str] | list[Path], device: str = "auto", weights: str = "auto"
 ) -> Translator | Generator | Classifier | Embedder | WordVectors:
-    """Load a trained model from a run or model folder, or a bundled model by its name.
+    """Load a trained model from a run or model folder, or a bundled model by its name. A list of translators is an ensemble.
 
     Examples:
         >>> import regard
@@ -40,11 +42,13 @@ def load(
     `Translator.load(path)` and so on have that type for a type checker too, and say what is wrong if the model is another.
 
     Args:
-        path: A run or model folder, the name of a bundled model, or a file of word vectors.
+        path: A run or model folder, the name of a bundled model, or a file of word vectors. A list of folders of
+            translators with one target vocabulary is an ensemble: each token has the mean of their probabilities.
         device: auto, cpu, cuda or cuda:N.
         weights: auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16; on a CPU also int8 and fp16.
     """
-    if not isinstance(path, (str, Path)):
+    several = isinstance(path, (list, tuple)) and all(isinstance(one, (str, Path)) for one in path)
+    if not isinstance(path, (str, Path)) and not several:
         raise TypeError(f"load takes a path or the name of a bundled model, not {type(path).__name__}")
     from regard.inference.classifier import TASKS, Classifier
     from regard.inference.embedder import Embedder
@@ -52,6 +56,8 @@ def load(
     from regard.inference.translator import Translator
     from regard.vectors.word_vectors import WordVectors, is_folder
 
+    if not isinstance(path, (str, Path)):
+        return Translator.load(path, device, weights)
     if (exists(Path(path)) and Path(path).is_file()) or is_folder(Path(path)):
         return WordVectors.load(path)
     package = load_model(Path(path), pick_device(device), weights)

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from regard.config import DecodeConfig
-from regard.decode.batch_decoding import check_lengths, decode, decode_batches, plan_batches
+from regard.decode.batch_decoding import check_decoding, check_lengths, decode, decode_batches, plan_batches
 from regard.decode.constraints import DecodableModel, Hypothesis, check_options, uses_cuda_graphs
 from regard.decode.generation import length_batches
 from regard.errors import RegardError
@@ -427,7 +427,8 @@ class SharedDecoding:
     ) -> list[list[Hypothesis]]:
         check_options(options)
         check_lengths(sources, max_len, token_template)
-        has_ranges = uses_cuda_graphs(model, options.beam)
+        check_decoding(model, options)
+        has_ranges = uses_cuda_graphs(model, options.beam, options)
         if has_ranges:
             batches = [list(rows) for rows in group_parts(len(sources), CHUNK_SEGMENTS)]
             groups = [range(i, i + 1) for i in range(len(batches))]

@@ -20,7 +20,9 @@ class Translation:
     translated has the confidence 0 and a note."""
 
     text: str
-    score: float  # log_prob / tokens^length_penalty, by which hypotheses are ranked
+    score: (
+        float  # what hypotheses are ranked by: log_prob / tokens^length_penalty, or the expected utility (decode.mbr)
+    )
     log_prob: float  # log p(translation | source)
     tokens: tuple[str, ...]  # the subword pieces of the translation
     ended: bool = True  # False: cut off at the length limit

@@ -27,10 +27,11 @@ from regard.config import DecodeConfig
 from regard.data.multilingual import language_token
 from regard.decode.batch_decoding import decode
 from regard.decode.constrained_beam_search import OutputConstraints, Phrase, decode_constrained
-from regard.decode.constraints import Hypothesis
+from regard.decode.constraints import Hypothesis, check_options, searching
+from regard.decode.minimum_bayes_risk import candidate_options, rank_by_risk
+from regard.decode.source_attention import source_layers
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.exchange.loader import load_model
 from regard.inference.arguments import (
     Formality,
     TranslateOptions,
@@ -40,8 +41,9 @@ from regard.inference.arguments import (
     check_texts,
     decode_config,
 )
-from regard.inference.attention_alignment import align_pairs, has_cross_attention
+from regard.inference.attention_alignment import align_pairs
 from regard.inference.confidence import token_probability
+from regard.inference.ensemble_loading import load_ensemble
 from regard.inference.sentence_translation import UNSPACED, Advance, SentenceTranslator, split_clauses
 from regard.inference.translation_results import Translation, copy_text, join_nbest, join_parts, map_text
 from regard.models.model import TranslationModel
@@ -121,13 +123,14 @@ class Translator:
         self.max_sentence_tokens = min(self.options.max_sentence_tokens, self.model.config.max_len - around)
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto", weights: str = "auto") -> Translator:
-        """Load a translator from a run or model folder, or a bundled model by its name.
+    def load(cls, path: str | Path | Sequence[str | Path], device: str = "auto", weights: str = "auto") -> Translator:
+        """Load a translator from a run or model folder, or a bundled model by its name. A list of them is an ensemble.
 
         `device`: auto, cpu, cuda or cuda:N. `weights`: auto (bf16 on a GPU, fp32 on a CPU), fp32 or bf16; on a CPU also
         int8 and fp16.
         """
-        return cls(load_model(Path(path), pick_device(device), weights))
+        paths = [path] if isinstance(path, (str, Path)) else path
+        return cls(load_ensemble(paths, pick_device(device), weights))
 
     # ---- texts -------------------------------------------------------------------------------------------------------
 
@@ -189,8 +192,9 @@ class Translator:
                 detected from it and those before it, so that it does not depend on how the stream is divided.
             progress: A function that is called with the number of sentences done since its last call.
             quiet: False shows a progress bar on a terminal.
-            options: beam, nbest, length_penalty, min_len, max_len_a, max_len_b, beam_stop, temperature, top_k, top_p,
-                min_p, repetition_penalty, seed, batch_tokens; by default the model's own (`self.options`).
+            options: beam, nbest, length_penalty, length_norm, coverage_penalty, prune, min_len, max_len_a, max_len_b,
+                beam_stop, temperature, top_k, top_p, min_p, epsilon, repetition_penalty, seed, mbr, mbr_metric,
+                mbr_candidates, ensemble, batch_tokens; by default the model's own (`self.options`).
         """
         if isinstance(texts, str):
             (only,) = self.translate(
@@ -395,7 +399,7 @@ class Translator:
             raise RegardError(f"align takes as many texts as translations, not {len(sources)} and {len(targets)}")
         check_string(to, "to")
         check_string(source, "source")
-        if not has_cross_attention(self.model):
+        if not source_layers(self.model):
             raise RegardError("this model has no attention over its source, so it cannot align words")
         if self.directions:
             languages = [d.pair for d in self.detector.detect(sources, to, source)]
@@ -423,7 +427,7 @@ class Translator:
         """Return the links of pairs of sentences with these languages; none if the model does not attend to its source.
 
         The direction need not be one of the model's: attention finds words between any two of its languages."""
-        if not has_cross_attention(self.model):
+        if not source_layers(self.model):
             return [[] for _ in pairs]
         tokens = self.tokenizers.source.language_tokens() if self.directions else {}
         tags = [[tokens[target]] if target in tokens else [] for _, target in languages]
@@ -490,13 +494,21 @@ class Translator:
         check_string(to, "to")
         chosen = decode_config(self.options, options)
         sources, languages = self.encode_sources(sentences, to)
+        check_options(chosen)
         device = next(self.model.parameters()).device
         limit = self.model.config.max_len
         advance = progress or (lambda done: None)
         constraints = self._output_constraints(sentences, languages, force_words, no_repeat_ngram_size)
         plain = [i for i in range(len(sources)) if i not in constraints]
         given = [sources[i] for i in plain]
-        decoded = self.decode(self.model, given, chosen, limit, device, advance, self.token_template)
+        how = candidate_options(chosen) if chosen.mbr else chosen
+        decoded = self.decode(self.model, given, how, limit, device, advance, self.token_template)
+        if chosen.mbr:
+            texts = [self.tokenizers.target.decode_batch(h.tokens for h in own) for own in decoded]
+            decoded = [
+                rank_by_risk(own, its_texts, chosen, languages[i])
+                for i, own, its_texts in zip(plain, decoded, texts, strict=True)
+            ]
         found = dict(zip(plain, decoded, strict=True))
         if constraints:
             found |= self._decode_constrained(sources, languages, constraints, chosen)
@@ -522,7 +534,7 @@ class Translator:
             groups[bool(each.phrases), languages[i].startswith(UNSPACED)].append(i)
         found: dict[int, list[Hypothesis]] = {}
         for (is_forced, unspaced), own in groups.items():
-            how = replace(chosen, temperature=0.0, beam=max(chosen.beam, chosen.nbest))
+            how = searching(chosen, beam=max(chosen.beam, chosen.nbest))
             if is_forced:
                 beam = max(how.beam, CONSTRAINED_BEAM)
                 how = replace(how, beam=beam, length_penalty=CONSTRAINED_LENGTH_PENALTY)
@@ -660,7 +672,7 @@ def translate(  # type: ignore[overload-overlap]  # a string is an iterable of s
     to: str | None = None,
     source: str | None = None,
     *,
-    model: str | Path | None = None,
+    model: str | Path | Sequence[str | Path] | None = None,
     device: str = "auto",
     weights: str = "auto",
     glossary: Glossary | Mapping[str, str] | None = None,
@@ -674,7 +686,7 @@ def translate(
     to: str | None = None,
     source: str | None = None,
     *,
-    model: str | Path | None = None,
+    model: str | Path | Sequence[str | Path] | None = None,
     device: str = "auto",
     weights: str = "auto",
     glossary: Glossary | Mapping[str, str] | None = None,
@@ -687,7 +699,7 @@ def translate(
     to: str | None = None,
     source: str | None = None,
     *,
-    model: str | Path | None = None,
+    model: str | Path | Sequence[str | Path] | None = None,
     device: str = "auto",
     weights: str = "auto",
     glossary: Glossary | Mapping[str, str] | None = None,
@@ -695,7 +707,7 @@ def translate(
     formality: Formality = "auto",
     **options: Unpack[TranslateOptions],
 ) -> Translation | list[Translation]:
-    """Translate with the bundled model, or with the model in the folder `model`.
+    """Translate with the bundled model, or with the model in the folder `model`; a list of folders is an ensemble.
 
     Examples:
         >>> import regard

@@ -64,6 +64,10 @@ def trace_translation(
     if not text.strip():
         raise RegardError("there is nothing to translate: give a sentence")
     chosen, template = decode_config(translator.options, options), translator.token_template
+    if chosen.temperature > 0 and chosen.nbest > 1:
+        raise RegardError(f"one sample can be followed at a time, not {chosen.nbest}: leave out nbest")
+    if chosen.prune:
+        raise RegardError("a search with decode.prune cannot be traced: set it to 0")
     tracer = SearchTracer(translator.model, chosen, len(template.start))
     sources, (language,) = translator.encode_sources([text], translator.target_languages([text], to)[0])
     device = next(translator.model.parameters()).device
@@ -122,6 +126,7 @@ class SearchTracer:
         self.model, self.options, self.start = model, options or DecodeConfig(), start
         # attributes of a model that translators and generators use
         self.config, self.parameters, self.embedding = model.config, model.parameters, getattr(model, "embedding", None)
+        self.modules = model.modules
         self.beam = self.options.beam if self.options.temperature == 0 else 1
         self.steps: list[SearchStep] = []
         self.final: dict[int, Tensor] = {}  # sentence -> log-probabilities (K, V) of the tokens after its last step

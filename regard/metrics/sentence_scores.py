@@ -5,8 +5,8 @@ need; a test set is scored by translation_scores.py.
 
 - chrF (Popovic 2015) is chrF2 with sacreBLEU's defaults: the F-score, recall counting beta = 2 times as much as precision,
   of the mean precision and recall of character n-grams, n = 1 to 6, without white space.
-- BLEU is sacreBLEU's `sentence_bleu`: n = 1 to 4, the k-th order without a match counts as 1 / 2^k matches (smoothing "exp"),
-  and orders that a short hypothesis does not have are left out (effective order).
+- BLEU is sacreBLEU's `sentence_bleu`: n = 1 to 4, the k-th order without a match counts as 1 / 2^k matches (smoothing
+  "exp"), and orders that a short hypothesis does not have are left out (effective order).
 - GLEU (Wu et al. 2016) is the smaller of precision and recall of all n-grams, n = 1 to 4, taken together.
 """
 
@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-
-from regard.metrics.translation_scores import bleu_tokenizer
 
 UTILITIES = ("chrf", "bleu", "gleu")
 CHRF_ORDER, CHRF_BETA, WORD_ORDER = 6, 2, 4
@@ -60,7 +58,7 @@ def count_matches(
         )
         matches.append((ours & theirs).total())
         totals.append((ours.total(), theirs.total()))
-    return np.array(matches, dtype=np.float64), tuple(np.array(totals, dtype=np.float64).T)  # type: ignore[return-value]
+    return np.array(matches, dtype=np.float64), tuple(np.array(totals, dtype=np.float64).T)
 
 
 def characters(text: str) -> str:
@@ -111,6 +109,8 @@ def pairwise_scores(texts: Sequence[str], utility: str, language: str) -> np.nda
     if utility == "chrf":
         matches, totals = count_pairwise_matches([characters(text) for text in texts], CHRF_ORDER)
         return chrf_of_counts(matches, totals[:, None], totals[None])
+    from regard.metrics.translation_scores import bleu_tokenizer  # with Moses' patterns, which chrF does not need
+
     tokenize = bleu_tokenizer(language)
     matches, totals = count_pairwise_matches([tokenize(text.rstrip()).split() for text in texts], WORD_ORDER)
     score = {"bleu": bleu_of_counts, "gleu": gleu_of_counts}[utility]

@@ -15,7 +15,7 @@ import torch
 
 from regard.config import DecodeConfig
 from regard.decode.beam_search import BeamSearch
-from regard.decode.constraints import Hypothesis, length_limits, pad_rows, uses_cuda_graphs
+from regard.decode.constraints import Hypothesis, length_limits, pad_rows, uses_cuda_graphs, why_not_captured
 from regard.decode.generation import GenerationBatch, GenerationRequest
 from regard.decode.graphs.engine import return_engine
 from regard.decode.sampling import Sampling
@@ -397,7 +397,10 @@ class BatchRunner:
         beam = options.beam if task.start else 1
         if beam not in self.uses_graphs:
             self.uses_graphs[beam] = uses_cuda_graphs(self.model, beam)
-        length = slot_length(len(task.ids) + task.limit) if self.uses_graphs[beam] else 0
+        in_slots = self.uses_graphs[beam]
+        if in_slots and why_not_captured(self.model, options):
+            in_slots = uses_cuda_graphs(self.model, beam, options)  # which says why not
+        length = slot_length(len(task.ids) + task.limit) if in_slots else 0
         key = options, task.start, length
         if key not in self.groups:
             self.groups[key] = TaskGroup(*key)

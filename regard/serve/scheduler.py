@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from regard.config import DecodeConfig
-from regard.decode.batch_decoding import check_lengths
+from regard.decode.batch_decoding import check_decoding, check_lengths
 from regard.decode.constraints import Hypothesis, check_options
 from regard.decode.generation import GenerationRequest
 from regard.errors import RegardError
@@ -158,6 +158,7 @@ class Scheduler:
     ) -> list[list[Hypothesis]]:
         """Return the translations of each source, best first, as `regard.decode.batch_decoding.decode` does."""
         check_options(options)
+        check_decoding(model, options)
         check_lengths(sources, max_len, template)
         samples = options.nbest if options.temperature > 0 else 1
         tasks = [

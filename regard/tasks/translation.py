@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from regard.data.pair_store import prepare_pair_store
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.token_cache import Filters, Store
 from regard.decode.batch_decoding import decode
+from regard.decode.constraints import greedy
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.metrics.translation_scores import corpus_bleu, perplexity
@@ -100,7 +100,7 @@ class TranslationJob(Job):
         if direction:
             sources = [[language_token(self.tokenizers.source, language), *ids] for ids in sources]
         # Greedy: the same ranking of checkpoints as a beam for a fraction of its time.
-        options = dataclasses.replace(self.config.decode, beam=1, nbest=1, temperature=0.0)
+        options = greedy(self.config.decode)
         found = decode(model, sources, options, model.config.max_len, device, lambda done: poll(), self.token_template)
         texts = self.tokenizers.target.decode_batch(best[0].tokens for best in found)
         cased = (lambda text: text.lower()) if self.config.tokenizer.lowercase else str  # as the model can write it

@@ -92,6 +92,8 @@ class OpenedRun:
 def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[OpenedRun]:
     """Hold the run folder for this process; a run that has checkpoints must agree with `config`."""
     constraints.check_options(config.decode)
+    if config.decode.ensemble != "mean":
+        raise RegardError("decode.ensemble is for several models, and a run trains one: leave it out of the recipe")
     was_there = holds_run(folder)  # refuses a folder of somebody else before the lock is made in it
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     replaces = was_there and overwrite

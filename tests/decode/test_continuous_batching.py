@@ -14,6 +14,7 @@ from regard.decode.constraints import pad_rows
 from regard.decode.generation import GenerationBatch, GenerationRequest, eager_steps, make_request
 from regard.decode.sampling import Sampling, sample
 from regard.models.architectures import make_model
+from regard.models.ensemble import Ensemble
 
 SIZES = {"d_model": 32, "n_heads": 2, "d_ff": 64, "dropout": 0.0}
 TRANSFORMER = {"preset": "transformer-base", "n_encoder_layers": 2, "n_decoder_layers": 2, "max_len": 64, **SIZES}
@@ -26,6 +27,8 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
     "windowed": {**TRANSFORMER, "attention.window": 4},
     "recurrent": {"preset": "rnnsearch-small", "max_len": 64, "dropout": 0.0},
 }
+CONVOLUTIONAL = {**TRANSFORMER, "mixer": "convolution", "positions": "learned"}
+ENSEMBLE = [TRANSFORMER, TRANSLATORS["recurrent"], CONVOLUTIONAL]
 LENGTHS = (9, 3, 14, 5, 7, 11)  # of the sources
 JOINS = (0, 0, 2, 3, 9, 16)  # the step before which each of them joins
 
@@ -44,18 +47,22 @@ def make_sources() -> list[list[int]]:
     return [torch.randint(5, 50, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-@pytest.fixture(params=TRANSLATORS)
+@pytest.fixture(params=[*TRANSLATORS, "ensemble"])
 def translator(request: pytest.FixtureRequest) -> Any:
+    if request.param == "ensemble":
+        return Ensemble([make(settings) for settings in ENSEMBLE])
     return make(TRANSLATORS[request.param])
 
 
 def is_same(found: Any, alone: Any) -> bool:
-    return found.tokens == alone.tokens and found.log_prob == pytest.approx(alone.log_prob, rel=1e-9)
+    same_score = found.score == pytest.approx(alone.score, rel=1e-5)  # attention weights are fp32
+    return found.tokens == alone.tokens and found.log_prob == pytest.approx(alone.log_prob, rel=1e-9) and same_score
 
 
+@pytest.mark.parametrize("scores", [{}, {"coverage_penalty": 0.3, "prune": 4.0, "length_norm": "gnmt"}])
 @pytest.mark.parametrize("beam", [2, 4])
-def test_sentences_join_a_beam_search(translator: Any, beam: int) -> None:
-    options = DecodeConfig(beam=beam, nbest=2)
+def test_sentences_join_a_beam_search(translator: Any, beam: int, scores: dict[str, Any]) -> None:
+    options = DecodeConfig(beam=beam, nbest=2, **scores)
     sources, limits = make_sources(), [12, 5, 30, 20, 9, 25]
     search, found, step = BeamSearch(translator, options), {}, 0
     while search.sentences or step <= max(JOINS):

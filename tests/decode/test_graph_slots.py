@@ -121,6 +121,7 @@ searches = st.fixed_dictionaries(
     {
         "beam": st.integers(1, 5),
         "length_penalty": st.sampled_from([0.0, 1.0, -0.5, 0.6]),
+        "length_norm": st.sampled_from(["power", "gnmt"]),
         "beam_stop": st.sampled_from(["likely", "proven"]),
         "min_len": st.integers(0, 3),
     }

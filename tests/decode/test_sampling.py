@@ -279,6 +279,21 @@ def test_several_samples_are_ranked(beam: int) -> None:
     assert np.mean([len({tuple(h.tokens) for h in ranked}) for ranked in found]) > 4
 
 
+def test_samples_of_one_sentence_are_those_of_single_rows() -> None:
+    """A sentence is read once for all of its samples; fp64, in which no rounding decides between two tokens."""
+    model, sources = tiny_transformer(seed=4).double(), random_sources(7, 3)
+    rows, options = padded(sources).repeat_interleave(4, 0), DecodeConfig(temperature=1.0)
+    read: list[int] = []
+    begin = model.begin
+    model.begin = lambda source: (read.append(len(source)), begin(source))[1]  # type: ignore[method-assign]
+    together = sample(model, rows, torch.full((12,), 9), range(12), options)
+    assert read == [3]
+    for i in range(12):
+        (alone,) = sample(model, rows[i : i + 1], torch.tensor([9]), [i], options)
+        assert alone.tokens == together[i].tokens
+        assert alone.log_prob == pytest.approx(together[i].log_prob, rel=1e-6)
+
+
 # --- min-p, the repetition penalty and transformers --------------------------------------------------------------------
 
 
@@ -288,10 +303,11 @@ def test_several_samples_are_ranked(beam: int) -> None:
     top_k=st.sampled_from([0, 1, 5, 50]),
     top_p=st.sampled_from([0.2, 0.7, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+    epsilon=st.sampled_from([0.0, 0.02, 0.3, 0.9]),
     penalty=st.sampled_from([0.6, 1.0, 1.5]),
 )
 def test_what_is_drawn_from_is_what_transformers_would_draw_from(
-    seed: int, temperature: float, top_k: int, top_p: float, min_p: float, penalty: float
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float, epsilon: float, penalty: float
 ) -> None:
     """Its processors, in the order in which its generate applies them."""
     theirs = pytest.importorskip("transformers.generation.logits_process")
@@ -302,10 +318,10 @@ def test_what_is_drawn_from_is_what_transformers_would_draw_from(
     processors += [theirs.TopKLogitsWarper(top_k)] if top_k else []
     processors += [theirs.TopPLogitsWarper(top_p)] if top_p < 1 else []
     processors += [theirs.MinPLogitsWarper(min_p)] if min_p else []
+    processors += [theirs.EpsilonLogitsWarper(epsilon)] if epsilon else []
     expected = theirs.LogitsProcessorList(processors)(torch.tensor(seen), logits.clone())
-    found = truncate(
-        penalize_repetition(logits, seen_tokens(seen.tolist(), logits), penalty) / temperature, top_k, top_p, min_p
-    )
+    penalized = penalize_repetition(logits, seen_tokens(seen.tolist(), logits), penalty)
+    found = truncate(penalized / temperature, top_k, top_p, min_p, epsilon)
     torch.testing.assert_close(found, expected)
 
 
@@ -316,6 +332,15 @@ def test_min_p_by_hand() -> None:
     assert stays[0.0] == stays[0.24] == [True] * 4
     assert stays[0.3] == stays[0.49] == [False, True, False, True]
     assert stays[0.6] == stays[1.0] == [False, True, False, False]
+
+
+def test_epsilon_by_hand() -> None:
+    """p = 0.5, 0.25, 0.125, 0.125: at least epsilon, and always the likeliest."""
+    p = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
+    stays = {e: (truncate(p, 0, 1.0, 0.0, e)[0] > -torch.inf).tolist() for e in (0.0, 0.1, 0.2, 0.3, 0.9)}
+    assert stays[0.0] == stays[0.1] == [True] * 4
+    assert stays[0.2] == [False, True, False, True]
+    assert stays[0.3] == stays[0.9] == [False, True, False, False]
 
 
 def test_the_penalty_by_hand() -> None:

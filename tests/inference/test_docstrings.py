@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pydoc
 from pathlib import Path
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 import pytest
 
@@ -96,7 +96,10 @@ def test_options_are_settings_with_their_types(options: type) -> None:
     for name, hint in get_type_hints(options).items():
         setting = {"n": "nbest", "stop": "stop_strings"}.get(name, name)
         assert setting in settings
-        if setting not in ("stop_strings", "beam_stop"):
+        choices = DecodeConfig.__dataclass_fields__[setting].metadata.get("choices")
+        if choices:
+            assert hint == Literal[tuple(choices)] | None  # type: ignore[valid-type]
+        elif setting != "stop_strings":
             assert hint == settings[setting] | None
 
 

@@ -269,6 +269,10 @@ def test_a_sentence_is_translated_as_ever(bundles: Any, kind: str, options: dict
     check_weights(seen, {name: tape.weights(name)[0] for name in tape})
     with pytest.raises(RegardError, match="nothing to translate"):
         trace_translation(translator, " ")
+    with pytest.raises(RegardError, match="one sample can be followed"):
+        trace_translation(translator, text, temperature=1.0, nbest=2)
+    with pytest.raises(RegardError, match="cannot be traced"):
+        trace_translation(translator, text, beam=2, prune=3.0)
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}, {"stop": "a"}])

@@ -93,7 +93,7 @@ class GraphTranslation(GraphDecoding[Sample]):
 
     def _encode_sources(self, source: Tensor, which: Tensor) -> None:
         """Read sources (n, S) and all start tokens but the last; copy the resulting state into slots `which` (n,)."""
-        state, _ = start_decoding(self.model, source, self.start)
+        state, _ = start_decoding(self.model, source, self.start, self.options)
         self.engine.state.fill_slots(which, state, torch.arange(len(which), device=which.device))
 
     def collect_finished(self, snapshot: Snapshot) -> int:

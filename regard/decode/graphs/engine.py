@@ -36,8 +36,8 @@ MAX_ENGINES = 4  # idle engines that are kept for one model
 CACHE_FRACTION = 0.3  # of the free GPU memory, for keys and values
 # Decoding settings that are constants of a captured step.
 CAPTURED_OPTIONS = (
-    *("length_penalty", "min_len", "beam_stop"),
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("length_penalty", "length_norm", "min_len", "beam_stop"),
+    *("temperature", "top_k", "top_p", "min_p", "epsilon", "repetition_penalty"),
 )
 
 Steppable = Any  # a model that has `step`, `head` and a configuration

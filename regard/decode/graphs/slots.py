@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import Hypothesis
+from regard.decode.constraints import Hypothesis, length_normalizer
 
 COUNTERS = ("active", "step", "limit", "stopped")
 NUMBERS = ("log_prob", "done_score", "done_log_prob")
@@ -169,8 +169,9 @@ def _finished(slots: Slots, log_prob: Tensor, row: Tensor, token: Tensor, option
 
 
 def length_norm(length: Tensor, options: DecodeConfig) -> Tensor:
-    """Return |y|^a, which log p(y) is divided by: a is the length penalty, `decode.length_penalty`."""
-    return length.double().pow(options.length_penalty).float()
+    """Return what log p(y) is divided by for each length, by `decode.length_norm` and `decode.length_penalty`."""
+    found: Tensor = length_normalizer(length.double(), options).float()
+    return found
 
 
 def _write(

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.config import DecodeConfig
+from regard.decode.constraints import LENGTH_OFFSETS
 from regard.decode.graphs.slots import IDS, Slots
 
 ID_BITS: tl.constexpr = tl.constexpr(IDS.bit_length() - 1)
@@ -23,9 +24,12 @@ LARGEST: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def length_norm(length, PENALTY: tl.constexpr):
-    """Return |y|^a = length ** PENALTY, which log p(y) is divided by (length penalty), computed in fp64."""
-    return tl.exp(tl.full((), PENALTY, tl.float64) * tl.log(length.to(tl.float64))).to(tl.float32)
+def length_norm(length, PENALTY: tl.constexpr, OFFSET: tl.constexpr):
+    """Return ((OFFSET + length) / (OFFSET + 1)) ** PENALTY, which log p(y) is divided by, computed in fp64."""
+    shifted = length.to(tl.float64)
+    if OFFSET != 0:
+        shifted = (shifted + OFFSET) / (OFFSET + 1)
+    return tl.exp(tl.full((), PENALTY, tl.float64) * tl.log(shifted)).to(tl.float32)
 
 
 @triton.jit
@@ -85,7 +89,7 @@ def beam_step(
     active, step, limit, stopped, log_prob, done_score, done_log_prob, done_length, done_parent, done_token,
     token_ids, parent, last, position, no_end, owner, value, index, log_z, min_len, ROW, COLUMNS,
     K: tl.constexpr, C: tl.constexpr, M: tl.constexpr, W: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
-    PENALTY: tl.constexpr, PROVEN: tl.constexpr, END: tl.constexpr,
+    PENALTY: tl.constexpr, OFFSET: tl.constexpr, PROVEN: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0).to(tl.int64)
     base, row0 = slot * ROW, slot * K
@@ -104,7 +108,7 @@ def beam_step(
         old_length = tl.load(done_length + base + lane, mask=mine, other=0)
         old_parent = tl.load(done_parent + base + lane, mask=mine, other=0)
         old_token = tl.load(done_token + base + lane, mask=mine, other=0)
-        new = tl.div_rn(tl.where(ends & mine, total, -float("inf")), length_norm(length, PENALTY))
+        new = tl.div_rn(tl.where(ends & mine, total, -float("inf")), length_norm(length, PENALTY, OFFSET))
         old_place = ahead(old, old, lane, 0) + ahead(old, new, lane, -W)
         new_place = ahead(new, old, lane, W) + ahead(new, new, lane, 0)
         stays, joins = mine & (old_place < K), (new > -float("inf")) & (new_place < K)
@@ -115,7 +119,7 @@ def beam_step(
         opens = still_open > -float("inf")
         before = tl.sum((opens[None, :] & (lane[None, :] < lane[:, None])).to(tl.int32), 1)
         place = tl.where(opens, before, tl.sum(opens.to(tl.int32), 0) + lane - before)
-        best_open = tl.div_rn(tl.max(still_open, 0), length_norm(most if PROVEN else length, PENALTY))
+        best_open = tl.div_rn(tl.max(still_open, 0), length_norm(most if PROVEN else length, PENALTY, OFFSET))
         stops = (worst >= best_open) | (length >= most)
         r = tl.arange(0, R)
         parents = tl.max(tl.where(place[:, None] == r[None, :], row[:, None], 0), 0)  # (R,)
@@ -147,7 +151,8 @@ def beam_step(
 @triton.jit
 def advance(
     active, step, limit, stopped, log_prob, done_score, done_log_prob, done_length, done_token, token_ids, last,
-    position, no_end, token, gained, min_len, ROW, N, PENALTY: tl.constexpr, BLOCK: tl.constexpr, END: tl.constexpr,
+    position, no_end, token, gained, min_len, ROW, N,
+    PENALTY: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     base = n.to(tl.int64) * ROW
@@ -166,7 +171,7 @@ def advance(
     tl.store(position + n, tl.where(stops, 0, column + 1), mask=going)
     tl.store(no_end + n, length < min_len, mask=going)
     tl.store(step + base, length, mask=going)
-    tl.store(done_score + base, tl.div_rn(total, length_norm(length, PENALTY)), mask=ended)
+    tl.store(done_score + base, tl.div_rn(total, length_norm(length, PENALTY, OFFSET)), mask=ended)
     tl.store(done_log_prob + base, total, mask=ended)
     tl.store(done_length + base, length, mask=ended)
     tl.store(done_token + base, chosen.to(tl.int32), mask=ended)
@@ -184,8 +189,8 @@ def launch_beam_step(slots: Slots, value: Tensor, index: Tensor, log_z: Tensor, 
         s.active, s.step, s.limit, s.stopped, s.log_prob, s.done_score, s.done_log_prob, s.done_length, s.done_parent,
         s.done_token, s.token_ids, s.parent, s.last, s.position, s.no_end, s.owner, value, index, log_z,
         options.min_len, s.packed.stride(0), columns, K=k, C=c, M=m, W=2 * r, R=r, BLOCK=block,
-        PENALTY=float(options.length_penalty), PROVEN=options.beam_stop == "proven" and options.length_penalty > 0,
-        END=s.eos, num_warps=warps(m),
+        PENALTY=float(options.length_penalty), OFFSET=LENGTH_OFFSETS[options.length_norm],
+        PROVEN=options.beam_stop == "proven" and options.length_penalty > 0, END=s.eos, num_warps=warps(m),
     )  # fmt: skip
 
 
@@ -194,7 +199,8 @@ def launch_advance(slots: Slots, token: Tensor, log_prob: Tensor, options: Decod
     advance[(triton.cdiv(n, block),)](
         s.active, s.step, s.limit, s.stopped, s.log_prob, s.done_score, s.done_log_prob, s.done_length, s.done_token,
         s.token_ids, s.last, s.position, s.no_end, token, log_prob,
-        options.min_len, s.packed.stride(0), n, PENALTY=float(options.length_penalty), BLOCK=block, END=s.eos,
+        options.min_len, s.packed.stride(0), n, PENALTY=float(options.length_penalty),
+        OFFSET=LENGTH_OFFSETS[options.length_norm], BLOCK=block, END=s.eos,
     )  # fmt: skip
 
 
