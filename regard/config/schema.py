@@ -189,6 +189,13 @@ class ModelConfig:
         of=BLOCKS,
     )
     cell: str = setting("lstm", "the cell of recurrent layers", part="cell", of=RECURRENT)
+    recurrent_feedforward: str = setting(
+        "",
+        "feed-forward part between recurrent layers, x + sigmoid(f(x)), such as experts; empty = none",
+        choices=("",),
+        part="feedforward",
+        of=RECURRENT,
+    )
     attention_score: str = setting(
         "additive",
         "attention score; none = no attention, constant = one context vector for all steps",
@@ -250,6 +257,21 @@ class RecurrentSettings:
 
     d_hidden: int = setting(0, "width of recurrent layers; 0 = the preset's", most=1 << 20)
     bidirectional: bool = setting(False, "layers that read whole texts are bidirectional")
+    bidirectional_layers: int = setting(
+        0, "seq2seq: how many encoder layers, from the lowest, bidirectional makes so; 0 = all (GNMT: 1)", most=10_000
+    )
+    interleaved: bool = setting(
+        False, "seq2seq: the encoder has two columns whose directions alternate from layer to layer (Deep-Att)"
+    )
+    residual: int = setting(
+        0, "layers from this one on, counted from 1, add their input to their output; 0 = none (GNMT: 3)", most=10_000
+    )
+    fast_forward: bool = setting(
+        False, "layers also read half of the input projection of the layer below (fast-forward, Deep-Att)"
+    )
+    d_ff: int = setting(
+        0, "inner width of model.recurrent_feedforward; 0 = four times the width of its input", most=1 << 20
+    )
     norm: bool = setting(False, "LayerNorm inside the cells")
     variational: bool = setting(True, "variational dropout: the same mask at all time steps of a row")
     hidden_dropout: float = setting(0.0, "dropout between layers (model.dropout is on the embeddings)", below=1)
@@ -264,6 +286,17 @@ class Seq2SeqSettings:
     """Recurrent encoder-decoders."""
 
     reverse_source: bool = setting(False, "read the source from its end to its beginning")
+    context: str = setting(
+        "first",
+        "decoder layers that read the context of attention: first, or all of them (GNMT)",
+        choices=("first", "all"),
+    )
+    readout: str = setting(
+        "maxout",
+        "input of the head with attention: maxout of state, token and context; linear map of state and context; or concat, "
+        "these two themselves",
+        choices=("maxout", "linear", "concat"),
+    )
 
 
 @register_table("vit", IMAGES)

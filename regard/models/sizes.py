@@ -16,6 +16,7 @@ from regard.errors import RegardError
 from regard.layers.block import mixer_at
 from regard.layers.part import Place, check_part
 from regard.layers.positions.scheme import mixers_of
+from regard.layers.recurrent_feedforward import feedforward_config
 
 SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
@@ -102,6 +103,19 @@ def check_architecture(config: ModelConfig) -> None:
 def check_recurrent(config: ModelConfig) -> None:
     """Ask the cell and the score of a recurrent model whether they make sense."""
     check_part("cell", config.cell, config, Place("decoder", causal=True))
+    if config.recurrent_feedforward:
+        if max(config.n_encoder_layers, config.n_decoder_layers) < 2:
+            raise RegardError(
+                "model.recurrent_feedforward stands between recurrent layers, and this model has one layer: leave it out, "
+                "or raise model.n_decoder_layers"
+            )
+        width = config.table(RecurrentSettings).d_hidden
+        check_part(
+            "feedforward",
+            config.recurrent_feedforward,
+            feedforward_config(config, width),
+            Place("decoder", causal=True),
+        )
     if ALIGNMENT in MADE_OF.get(config.architecture, ()) and config.attention_score in PARTS["attention_score"]:
         check_part("attention_score", config.attention_score, config, Place("cross"))
 
