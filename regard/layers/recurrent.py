@@ -97,8 +97,8 @@ class Recurrent(nn.Module):
         self.feedforwards = nn.ModuleList(feedforwards)
         self.bidirectional, self.alternating, self.fast_forward = bidirectional, alternating, fast_forward
         self.returns_fast = returns_fast
-        top = [cell for cell in self.layers[-1].values()]  # type: ignore[operator]
-        self.d_out = outs[-1] + (sum(len(each.weight_ih) for each in top) if returns_fast else 0)
+        d_top = sum(len(each.weight_ih) for each in self._cells_by_layer()[-1])
+        self.d_out = outs[-1] + d_top * returns_fast
         # Layers with nothing between them may run in one call of a fused kernel.
         connected = (*self.residual, d_context, fast_forward, alternating, len(feedforwards), len(set(directions)) > 1)
         self.is_plain = not any(connected)

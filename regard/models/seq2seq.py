@@ -362,8 +362,8 @@ def check_settings(config: ModelConfig) -> None:
     s, seq2seq = config.table(RecurrentSettings), config.table(Seq2SeqSettings)
     if (s.bidirectional or s.interleaved) and (not uses_attention(config) or seq2seq.reverse_source):
         raise RegardError(
-            f"model.recurrent.{'bidirectional' if s.bidirectional else 'interleaved'} is for encoders that attention looks at: without it the decoder continues from "
-            "where one direction ended, and there is nothing to reverse where both are read (model.seq2seq.reverse_source)"
+            f"model.recurrent.{'bidirectional' if s.bidirectional else 'interleaved'} is for encoders that attention looks "
+            "at: without it the decoder continues from where one direction ended, and there is nothing to reverse where both are read (model.seq2seq.reverse_source)"
         )
     if not uses_attention(config) and config.n_encoder_layers != config.n_decoder_layers:
         raise RegardError(
@@ -399,6 +399,3 @@ def check_settings(config: ModelConfig) -> None:
             f"model.recurrent.residual 1 adds embeddings ({config.d_model} numbers) to the output of the first layer "
             f"({s.d_hidden} numbers): choose a higher layer, or equal widths"
         )
-    most = max(config.n_encoder_layers, config.n_decoder_layers)
-    if s.residual > most:
-        raise RegardError(f"model.recurrent.residual {s.residual} would do nothing: the model has {most} layers")

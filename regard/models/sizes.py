@@ -103,19 +103,21 @@ def check_architecture(config: ModelConfig) -> None:
 def check_recurrent(config: ModelConfig) -> None:
     """Ask the cell and the score of a recurrent model whether they make sense."""
     check_part("cell", config.cell, config, Place("decoder", causal=True))
+    s, n_layers = config.table(RecurrentSettings), max(config.n_encoder_layers, config.n_decoder_layers)
+    if s.residual > n_layers:
+        raise RegardError(f"model.recurrent.residual {s.residual} would do nothing: the model has {n_layers} layers")
+    if s.fast_forward and n_layers < 2:
+        raise RegardError("model.recurrent.fast_forward connects layers, and this model has one layer: leave it out")
     if config.recurrent_feedforward:
-        if max(config.n_encoder_layers, config.n_decoder_layers) < 2:
+        if n_layers < 2:
             raise RegardError(
                 "model.recurrent_feedforward stands between recurrent layers, and this model has one layer: leave it out, "
                 "or raise model.n_decoder_layers"
             )
-        width = config.table(RecurrentSettings).d_hidden
-        check_part(
-            "feedforward",
-            config.recurrent_feedforward,
-            feedforward_config(config, width),
-            Place("decoder", causal=True),
-        )
+        own, place = feedforward_config(config, s.d_hidden), Place("decoder", causal=True)
+        check_part("feedforward", config.recurrent_feedforward, own, place)
+    elif s.d_ff:
+        raise RegardError("model.recurrent.d_ff is for model.recurrent_feedforward, which names no part: leave it out")
     if ALIGNMENT in MADE_OF.get(config.architecture, ()) and config.attention_score in PARTS["attention_score"]:
         check_part("attention_score", config.attention_score, config, Place("cross"))
 
