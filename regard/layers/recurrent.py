@@ -14,8 +14,9 @@ Padding: packed sequences need lengths on the host, which a captured CUDA graph 
 at padding. Fused kernels get additional input columns, one of which is 1 at padding and closes the input gate of an LSTM or
 opens the update gate of a GRU, so that a state of zeros stays exactly zero until a row begins.
 
-Connections of deep stacks: residual sums (GNMT), a context that every layer reads, fast-forward connections and directions
-that alternate from layer to layer (Deep-Att), and feed-forward layers between recurrent ones (layers/recurrent_feedforward.py).
+Connections of deep stacks: residual sums and a context that every layer reads (GNMT), fast-forward connections and
+directions that alternate from layer to layer (Deep-Att), and feed-forward layers between recurrent ones
+(layers/recurrent_feedforward.py).
 
 On the meta device, where costs are counted, a scan runs a single step that is counted as T (`counted_as`).
 """

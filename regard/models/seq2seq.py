@@ -363,7 +363,8 @@ def check_settings(config: ModelConfig) -> None:
     if (s.bidirectional or s.interleaved) and (not uses_attention(config) or seq2seq.reverse_source):
         raise RegardError(
             f"model.recurrent.{'bidirectional' if s.bidirectional else 'interleaved'} is for encoders that attention looks "
-            "at: without it the decoder continues from where one direction ended, and there is nothing to reverse where both are read (model.seq2seq.reverse_source)"
+            "at: without it the decoder continues from where one direction ended, and there is nothing to "
+            "reverse where both are read (model.seq2seq.reverse_source)"
         )
     if not uses_attention(config) and config.n_encoder_layers != config.n_decoder_layers:
         raise RegardError(
