@@ -257,6 +257,12 @@ class RecurrentSettings:
 
     d_hidden: int = setting(0, "width of recurrent layers; 0 = the preset's", most=1 << 20)
     bidirectional: bool = setting(False, "layers that read whole texts are bidirectional")
+    norm: bool = setting(False, "LayerNorm inside the cells")
+    variational: bool = setting(True, "variational dropout: the same mask at all time steps of a row")
+    hidden_dropout: float = setting(0.0, "dropout between layers (model.dropout is on the embeddings)", below=1)
+    output_dropout: float = setting(0.0, "dropout on the input of the head", below=1)
+    weight_dropout: float = setting(0.0, "DropConnect on the hidden-to-hidden matrices (weight drop)", below=1)
+    word_dropout: float = setting(0.0, "embedding dropout: zero the vectors of whole words for a batch", below=1)
     bidirectional_layers: int = setting(
         0, "seq2seq: how many encoder layers, from the lowest, bidirectional makes so; 0 = all (GNMT: 1)", most=10_000
     )
@@ -272,12 +278,6 @@ class RecurrentSettings:
     d_ff: int = setting(
         0, "inner width of model.recurrent_feedforward; 0 = four times the width of its input", most=1 << 20
     )
-    norm: bool = setting(False, "LayerNorm inside the cells")
-    variational: bool = setting(True, "variational dropout: the same mask at all time steps of a row")
-    hidden_dropout: float = setting(0.0, "dropout between layers (model.dropout is on the embeddings)", below=1)
-    output_dropout: float = setting(0.0, "dropout on the input of the head", below=1)
-    weight_dropout: float = setting(0.0, "DropConnect on the hidden-to-hidden matrices (weight drop)", below=1)
-    word_dropout: float = setting(0.0, "embedding dropout: zero the vectors of whole words for a batch", below=1)
 
 
 @register_table("seq2seq", ALIGNMENT)
