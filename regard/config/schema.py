@@ -92,6 +92,12 @@ class TokenizerConfig:
     bpe_dropout: float = setting(
         0.0, "translation: BPE-dropout, the probability that training undoes a merge (0.1 is usual)", below=1
     )
+    positional_unknown: int = setting(
+        0,
+        "translation with kind word or split: unknown target words become tokens <unk:-7> to <unk:+7> (or another range) "
+        "that say how far from its source word one stands; 0 = off (Luong et al. 2015: 7)",
+        most=1000,
+    )
 
 
 S = TypeVar("S")
@@ -436,6 +442,17 @@ class DecodeConfig:
     seed: int = setting(0, "random seed for sampling; sentence i uses seed + i, whatever its batch", most=1 << 62)
     batch_tokens: int = setting(
         0, "padded source tokens x beam decoded at a time; 0 = 8,192 on a CPU, 131,072 on a GPU"
+    )
+    replace_unknown: str = setting(
+        "none",
+        "translation: unknown words are left out (none), or replaced by the source word they are aligned to (copy)",
+        choices=("none", "copy"),
+    )
+    unknown_dictionary: str = setting(
+        "", "file of lines SOURCE<TAB>TARGET: decode.replace_unknown writes TARGET where the source word is in it"
+    )
+    allow_tokens: tuple[int, ...] = setting(
+        (), "tokens that may be generated although model.suppress_tokens has them; filled in by decode.replace_unknown"
     )
 
 

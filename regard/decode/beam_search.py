@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import DecodableModel, Hypothesis, mask_disallowed, start_decoding
+from regard.decode.constraints import DecodableModel, Hypothesis, mask_disallowed, start_decoding, with_allowed_tokens
 from regard.layers.decoding_state import concatenate_padded, without_rows
 from regard.text.special_tokens import EOS_TEMPLATE
 
@@ -146,6 +146,7 @@ class BeamSearch:
 
     def _step(self, batch: BeamBatch) -> dict[int, list[Hypothesis]]:
         beams, state, options, config = batch.beams, batch.state, self.options, self.model.config
+        config = with_allowed_tokens(config, options)
         log_p = self.model.step(batch.last, state).float().log_softmax(-1)  # (B*K or B, V)
         too_short: Tensor | bool = False
         if options.min_len:

@@ -32,6 +32,8 @@ class TranslateOptions(TypedDict, total=False):
     repetition_penalty: float | None  # above 1: penalize tokens that are already there
     seed: int | None  # random seed for sampling
     batch_tokens: int | None  # padded source tokens x beam decoded at a time
+    replace_unknown: Literal["none", "copy"] | None  # what stands for words that the vocabulary lacks
+    unknown_dictionary: str | None  # a file of translations for these words
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -28,6 +28,8 @@ from regard.data.multilingual import language_token
 from regard.decode.batch_decoding import decode
 from regard.decode.constrained_beam_search import OutputConstraints, Phrase, decode_constrained
 from regard.decode.constraints import Hypothesis
+from regard.decode.forced_attention import has_cross_attention
+from regard.decode.unknown_words import allow_unknown, replace_unknown
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
@@ -40,7 +42,7 @@ from regard.inference.arguments import (
     check_texts,
     decode_config,
 )
-from regard.inference.attention_alignment import align_pairs, has_cross_attention
+from regard.inference.attention_alignment import align_pairs
 from regard.inference.confidence import token_probability
 from regard.inference.sentence_translation import UNSPACED, Advance, SentenceTranslator, split_clauses
 from regard.inference.translation_results import Translation, copy_text, join_nbest, join_parts, map_text
@@ -488,7 +490,7 @@ class Translator:
             raise TypeError("translate_sentences takes a list of strings, not a string: translate takes both")
         sentences = check_texts(sentences, "translate_sentences")
         check_string(to, "to")
-        chosen = decode_config(self.options, options)
+        chosen = allow_unknown(decode_config(self.options, options), self.model, self.tokenizers)
         sources, languages = self.encode_sources(sentences, to)
         device = next(self.model.parameters()).device
         limit = self.model.config.max_len
@@ -501,8 +503,10 @@ class Translator:
         if constraints:
             found |= self._decode_constrained(sources, languages, constraints, chosen)
             advance(len(constraints))
+        ranked = [found[i] for i in range(len(sources))]
+        written = self._texts(sentences, sources, ranked, chosen)
         translations = [  # an empty line stays empty, whatever the model makes of it
-            self._translation(found[i]) if ids and text.strip() else copy_text("")
+            self._translation(found[i], written[i]) if ids and text.strip() else copy_text("")
             for i, (text, ids) in enumerate(zip(sentences, sources, strict=True))
         ]
         return [self._with_languages(each, to) for each, to in zip(translations, languages, strict=True)]
@@ -612,12 +616,30 @@ class Translator:
         """Return the translation with its languages; a model of several directions is not told the source language."""
         return replace(translation, source="" if self.directions else self.source, target=to)
 
-    def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
-        """Return the ranked hypotheses of a sentence as its translation."""
+    def _texts(
+        self,
+        sentences: Sequence[str],
+        sources: Sequence[list[int]],
+        ranked: Sequence[list[Hypothesis]],
+        chosen: DecodeConfig,
+    ) -> list[list[str]]:
+        """Return the texts of the hypotheses of each sentence; unknown words are replaced where `chosen` says so."""
+        places = [(i, h.tokens) for i, own in enumerate(ranked) for h in own]
+        flat = [tokens for _, tokens in places]
+        if chosen.replace_unknown == "none":
+            texts = self.tokenizers.target.decode_batch(flat)
+        else:
+            given = [sentences[i] for i, _ in places], [sources[i] for i, _ in places]
+            texts = replace_unknown(self.model, self.tokenizers, self.token_template, chosen, *given, flat)
+        following = iter(texts)
+        return [[next(following) for _ in own] for own in ranked]
+
+    def _translation(self, hypotheses: list[Hypothesis], texts: list[str]) -> Translation:
+        """Return the ranked hypotheses of a sentence, given their texts, as its translation."""
         target = self.tokenizers.target
         ranked = []
-        for h in hypotheses:
-            text, tokens = target.decode(h.tokens), tuple(target.pieces(h.tokens))
+        for h, text in zip(hypotheses, texts, strict=True):
+            tokens = tuple(target.pieces(h.tokens))
             value = token_probability(h.log_prob, len(h.tokens) + h.ended)
             ranked.append(Translation(text, h.score, h.log_prob, tokens, h.ended, confidence=value))
         return replace(ranked[0], nbest=tuple(ranked)) if len(ranked) > 1 else ranked[0]

@@ -17,6 +17,7 @@ from regard.data.pair_store import prepare_pair_store
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.token_cache import Filters, Store
 from regard.decode.batch_decoding import decode
+from regard.decode.unknown_words import allow_unknown, replace_unknown
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.metrics.translation_scores import corpus_bleu, perplexity
@@ -93,8 +94,14 @@ class TranslationJob(Job):
             sources = [[language_token(self.tokenizers.source, language), *ids] for ids in sources]
         # Greedy: the same ranking of checkpoints as a beam for a fraction of its time.
         options = dataclasses.replace(self.config.decode, beam=1, nbest=1, temperature=0.0)
+        options = allow_unknown(options, model, self.tokenizers)
         found = decode(model, sources, options, model.config.max_len, device, lambda done: poll(), self.token_template)
-        texts = self.tokenizers.target.decode_batch(best[0].tokens for best in found)
+        written = [best[0].tokens for best in found]
+        if options.replace_unknown == "none":
+            texts = self.tokenizers.target.decode_batch(written)
+        else:
+            given = [pair[0] for pair in pairs], sources, written
+            texts = replace_unknown(model, self.tokenizers, self.token_template, options, *given)
         cased = (lambda text: text.lower()) if self.config.tokenizer.lowercase else str  # as the model can write it
         bleu = corpus_bleu(texts, [cased(pair[1]) for pair in pairs], language)
         rows = zip(pairs[: self.config.train.samples], texts, strict=False)
