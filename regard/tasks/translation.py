@@ -131,6 +131,11 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"this vocabulary is of a model that is told which language to translate to ({', '.join(languages)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
         )
+    if config.tokenizer.positional_unknown and not tokenizers.target.positional_unknown():
+        raise RegardError(
+            "tokenizer.positional_unknown would do nothing: the given vocabulary has no tokens <unk:...>; leave it out, or "
+            "train a new vocabulary"
+        )
     token_template = initial.get_token_template(eos_template(tokenizers.target.special))
     longest = config.model.max_len - max(
         len(token_template.before) + len(token_template.after), len(token_template.start)
