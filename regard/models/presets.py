@@ -242,7 +242,7 @@ SEQ2SEQ: Table = {
         **{"seq2seq": {"context": "all", "readout": "concat"}, "tie": "none"},
     },
     "deep-att-small": {
-        **{**recurrent_pair(5, 256, 256, "lstm", **DEEP_ATT), "n_decoder_layers": 3},
+        **recurrent_pair(3, 256, 256, "lstm", **DEEP_ATT),
         "seq2seq": {"readout": "linear"},
     },
     "deep-att": {

@@ -225,8 +225,9 @@ class RNNSearchDecoder(nn.Module):
         self.reads_token = seq2seq.readout == "maxout"
         d_read = width + d_annotation + config.d_model * self.reads_token
         self.d_out = d_read if seq2seq.readout == "concat" else config.d_model
-        makers = {"maxout": Maxout, "linear": partial(nn.Linear, bias=False)}
-        self.readout = makers[seq2seq.readout](d_read, self.d_out) if seq2seq.readout in makers else nn.Identity()
+        self.readout: nn.Module = Maxout(d_read, self.d_out) if self.reads_token else nn.Identity()
+        if seq2seq.readout == "linear":
+            self.readout = nn.Linear(d_read, self.d_out, bias=False)
 
     def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
         """Return what attention reads of the annotations (B, S, M), and the state that the decoder begins with."""
