@@ -100,11 +100,11 @@ def check_architecture(config: ModelConfig) -> None:
             )
 
 
-def check_recurrent(config: ModelConfig) -> None:
-    """Ask the cell and the score of a recurrent model whether they make sense."""
+def check_recurrent(config: ModelConfig, preset: Mapping[str, Any]) -> None:
+    """Ask the parts of a recurrent model whether they make sense; refuse connections of layers that there are not."""
     check_part("cell", config.cell, config, Place("decoder", causal=True))
     s, n_layers = config.table(RecurrentSettings), max(config.n_encoder_layers, config.n_decoder_layers)
-    if s.residual > n_layers:
+    if s.residual > n_layers and s.residual != preset["recurrent"].get("residual"):
         raise RegardError(f"model.recurrent.residual {s.residual} would do nothing: the model has {n_layers} layers")
     if s.fast_forward and n_layers < 2:
         raise RegardError("model.recurrent.fast_forward connects layers, and this model has one layer: leave it out")
