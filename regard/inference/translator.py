@@ -192,7 +192,8 @@ class Translator:
             progress: A function that is called with the number of sentences done since its last call.
             quiet: False shows a progress bar on a terminal.
             options: beam, nbest, length_penalty, min_len, max_len_a, max_len_b, beam_stop, temperature, top_k, top_p,
-                min_p, repetition_penalty, seed, batch_tokens; by default the model's own (`self.options`).
+                min_p, repetition_penalty, seed, batch_tokens, replace_unknown, unknown_dictionary; by default the model's
+                own (`self.options`).
         """
         if isinstance(texts, str):
             (only,) = self.translate(

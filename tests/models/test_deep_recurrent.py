@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
-from regard.config.registry import register, unregister
+from regard.config.registry import register, setting, unregister
 from regard.data.batches import Batch
 from regard.errors import RegardError
 from regard.layers.context import Context
@@ -31,7 +32,8 @@ exact: dict[str, Any] = {"atol": 1e-12, "rtol": 0}
 def make(name: str, **changes: Any) -> Any:
     """A model in float64 and evaluation mode, none of whose weights has a special value."""
     sizes = {"source_vocab": V, "target_vocab": V, "d_model": C, "recurrent.d_hidden": H, "dropout": 0.0}
-    sizes = {key: value for key, value in sizes.items() if not (key == "source_vocab" and name.startswith("lstm"))}
+    left_out = {"lstm": "source_vocab", "transformer": "recurrent.d_hidden"}.get(name.split("-")[0])
+    sizes = {key: value for key, value in sizes.items() if key != left_out}
     torch.manual_seed(0)
     model = make_model(preset(name, **{**sizes, **changes})).double().eval()
     with torch.no_grad():
@@ -195,13 +197,18 @@ def counted_experts() -> Iterator[None]:
 
         auxiliary = True
 
+        @dataclass(frozen=True)
+        class Settings:
+            weight: float = setting(0.1, "weight of the penalty")
+
         def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
             super().__init__(settings, config, place)
+            self.weight = settings.weight
             self.inner = nn.Linear(config.d_model, config.d_model)
 
         def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
             y = self.inner(x)
-            return y, 0.1 * y[ctx.real].square().mean()
+            return y, self.weight * y[ctx.real].square().mean()
 
     yield
     unregister("feedforward", "counted")
@@ -239,6 +246,16 @@ def test_auxiliary_losses_between_recurrent_layers_reach_the_training_step_and_l
     wanted = sum(0.1 * y[real].square().mean() for y, real in seen)
     torch.testing.assert_close(step.auxiliary, wanted, rtol=1e-5, atol=1e-7)
     assert all(real.sum() in (n, int((inputs[0] >= 0).sum())) for _, real in seen)
+
+
+@pytest.mark.usefixtures("counted_experts")
+def test_the_settings_of_a_part_between_layers_are_its_table_and_are_refused_without_it() -> None:
+    model = make("lstm-small", recurrent_feedforward="counted", **{"counted.weight": 0.5})
+    assert model.recurrent.feedforwards[0].part.weight == 0.5
+    with pytest.raises(RegardError, match=r"choose model\.recurrent_feedforward counted to use it"):
+        make("lstm-small", **{"counted.weight": 0.5})
+    with pytest.raises(RegardError, match=r"choose model\.feedforward counted to use it"):
+        preset("transformer-tiny", **{"counted.weight": 0.5})
 
 
 @pytest.mark.usefixtures("counted_experts")
@@ -315,7 +332,11 @@ def test_fused_layers_with_padding_do_what_scans_do_to_rows_alone(options: dict[
         ("lstm-small", {"recurrent_feedforward": "dens"}, "dens"),
         ("lstm-small", {"recurrent_feedforward": "dense", "n_decoder_layers": 1}, "stands between recurrent layers"),
         ("lstm-small", {"recurrent.fast_forward": True, "n_decoder_layers": 1}, "connects layers"),
-        ("transformer-tiny", {"recurrent_feedforward": "dense"}, "is for rnn, seq2seq models"),
+        (
+            "transformer-tiny",
+            {"recurrent_feedforward": "dense", "d_model": 8},
+            "recurrent_feedforward is for rnn, seq2seq",
+        ),
         ("gnmt-small", {"recurrent.bidirectional_layers": 5}, "no more layers than there are"),
         ("gnmt-small", {"recurrent.interleaved": True}, "reads in both directions already"),
         ("gnmt-small", {"seq2seq.readout": "concat"}, "choose model.tie inputs or none"),
