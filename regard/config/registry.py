@@ -26,18 +26,17 @@ MADE_OF: dict[str, tuple[str, ...]] = {}  # architecture -> its components; fill
 
 
 class Kind(NamedTuple):
-    """A kind of part: the settings of `[model]` that name one, and the component of architectures that reads it."""
+    """A kind of part: the settings of `[model]` that name one, each with the component of architectures that reads it."""
 
-    fields: tuple[str, ...]
-    of: str
+    fields: Mapping[str, str]
 
 
 KINDS = {
-    "positions": Kind(("positions", "encoder_positions", "cross_positions"), BLOCKS),
-    "mixer": Kind(("mixer",), BLOCKS),
-    "feedforward": Kind(("feedforward",), BLOCKS),
-    "cell": Kind(("cell",), RECURRENT),
-    "attention_score": Kind(("attention_score",), ALIGNMENT),
+    "positions": Kind(dict.fromkeys(("positions", "encoder_positions", "cross_positions"), BLOCKS)),
+    "mixer": Kind({"mixer": BLOCKS}),
+    "feedforward": Kind({"feedforward": BLOCKS, "recurrent_feedforward": RECURRENT}),
+    "cell": Kind({"cell": RECURRENT}),
+    "attention_score": Kind({"attention_score": ALIGNMENT}),
 }
 PARTS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}  # kind -> name -> class
 
@@ -48,12 +47,12 @@ class Table:
 
     settings: type
     help: str
-    of: str  # the component of architectures that have the table
+    of: tuple[str, ...]  # architectures with any of these components may have the table
     kind: str = ""  # the kind of part that the table belongs to; "" for a table of architectures
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return architectures_with(self.of)
+        return tuple(name for name, parts in MADE_OF.items() if any(component in parts for component in self.of))
 
 
 TABLES: dict[str, Table] = {}  # by name; only tables that have settings
@@ -132,7 +131,9 @@ def register(name: str) -> Callable[[P], P]:
             unregister(cls.kind, name)
         if dataclasses.fields(cls.Settings):
             settings: Any = cls.Settings
-            _add_table(name, Table(settings, help_of(cls), KINDS[cls.kind].of, cls.kind))
+            _add_table(
+                name, Table(settings, help_of(cls), tuple(dict.fromkeys(KINDS[cls.kind].fields.values())), cls.kind)
+            )
         cls.name = name
         parts[name] = cls
         return cls
@@ -153,7 +154,7 @@ def register_table(name: str, of: str) -> Callable[[P], P]:
 
     def enter(cls: Any) -> Any:
         cls.table = name
-        _add_table(name, Table(cls, help_of(cls), of))
+        _add_table(name, Table(cls, help_of(cls), (of,)))
         return cls
 
     return enter
@@ -206,18 +207,19 @@ def chosen_tables(model: Mapping[str, Any]) -> list[str]:
     An unknown architecture counts as having all components.
     """
     architecture = model["architecture"]
+    has = MADE_OF.get(architecture, (BLOCKS, RECURRENT, ALIGNMENT, IMAGES))
     names = {
         (kind, name)
-        for kind, (fields, _) in KINDS.items()
-        for field in fields
+        for kind, (fields,) in KINDS.items()
+        for field, component in fields.items()
+        if component in has
         for name in split_names(model[field])
         if name
     }
     return [
         name
         for name, table in TABLES.items()
-        if (architecture not in MADE_OF or table.of in MADE_OF[architecture])
-        and (not table.kind or (table.kind, name) in names)
+        if any(component in has for component in table.of) and (not table.kind or (table.kind, name) in names)
     ]
 
 
@@ -231,6 +233,8 @@ def split_names(value: Any) -> list[str]:
 def explain_unused_table(name: str, architecture: str) -> str:
     """Return why a model of this architecture does not have the table `[model.NAME]`, and what to do about it."""
     table = TABLES[name]
-    if architecture in MADE_OF and table.of not in MADE_OF[architecture]:
+    if architecture in MADE_OF and architecture not in table.architectures:
         return f"it is for {', '.join(table.architectures)} models, and this is a {architecture}; leave it out"
-    return f"choose model.{KINDS[table.kind].fields[0]} {name} to use it, or leave it out"
+    has = MADE_OF.get(architecture, table.of)
+    field = next(field for field, component in KINDS[table.kind].fields.items() if component in has)
+    return f"choose model.{field} {name} to use it, or leave it out"

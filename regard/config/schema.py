@@ -92,6 +92,12 @@ class TokenizerConfig:
     bpe_dropout: float = setting(
         0.0, "translation: BPE-dropout, the probability that training undoes a merge (0.1 is usual)", below=1
     )
+    positional_unknown: int = setting(
+        0,
+        "translation with kind word or split: unknown target words become tokens <unk:-7> to <unk:+7> (or another range) "
+        "that say how far from its source word one stands; 0 = off (Luong et al. 2015: 7)",
+        most=1000,
+    )
 
 
 S = TypeVar("S")
@@ -189,6 +195,13 @@ class ModelConfig:
         of=BLOCKS,
     )
     cell: str = setting("lstm", "the cell of recurrent layers", part="cell", of=RECURRENT)
+    recurrent_feedforward: str = setting(
+        "",
+        "feed-forward part between recurrent layers, x + sigmoid(f(x)), such as experts; empty = none",
+        choices=("",),
+        part="feedforward",
+        of=RECURRENT,
+    )
     attention_score: str = setting(
         "additive",
         "attention score; none = no attention, constant = one context vector for all steps",
@@ -256,6 +269,21 @@ class RecurrentSettings:
     output_dropout: float = setting(0.0, "dropout on the input of the head", below=1)
     weight_dropout: float = setting(0.0, "DropConnect on the hidden-to-hidden matrices (weight drop)", below=1)
     word_dropout: float = setting(0.0, "embedding dropout: zero the vectors of whole words for a batch", below=1)
+    bidirectional_layers: int = setting(
+        0, "seq2seq: how many encoder layers, from the lowest, bidirectional makes so; 0 = all (GNMT: 1)", most=10_000
+    )
+    interleaved: bool = setting(
+        False, "seq2seq: the encoder has two columns whose directions alternate from layer to layer (Deep-Att)"
+    )
+    residual: int = setting(
+        0, "layers from this one on, counted from 1, add their input to their output; 0 = none (GNMT: 3)", most=10_000
+    )
+    fast_forward: bool = setting(
+        False, "layers also read half of the input projection of the layer below (fast-forward, Deep-Att)"
+    )
+    d_ff: int = setting(
+        0, "inner width of model.recurrent_feedforward; 0 = four times the width of its input", most=1 << 20
+    )
 
 
 @register_table("seq2seq", ALIGNMENT)
@@ -264,6 +292,17 @@ class Seq2SeqSettings:
     """Recurrent encoder-decoders."""
 
     reverse_source: bool = setting(False, "read the source from its end to its beginning")
+    context: str = setting(
+        "first",
+        "decoder layers that read the context of attention: first, or all of them (GNMT)",
+        choices=("first", "all"),
+    )
+    readout: str = setting(
+        "maxout",
+        "input of the head with attention: maxout of state, token and context; linear map of state and context; or concat, "
+        "these two themselves",
+        choices=("maxout", "linear", "concat"),
+    )
 
 
 @register_table("vit", IMAGES)
@@ -465,6 +504,17 @@ class DecodeConfig:
     seed: int = setting(0, "random seed for sampling; sentence i uses seed + i, whatever its batch", most=1 << 62)
     batch_tokens: int = setting(
         0, "padded source tokens x beam decoded at a time; 0 = 8,192 on a CPU, 131,072 on a GPU"
+    )
+    replace_unknown: str = setting(
+        "none",
+        "translation: unknown words are left out (none), or replaced by the source word they are aligned to (copy)",
+        choices=("none", "copy"),
+    )
+    unknown_dictionary: str = setting(
+        "", "file of lines SOURCE<TAB>TARGET: decode.replace_unknown writes TARGET where the source word is in it"
+    )
+    allow_tokens: tuple[int, ...] = setting(
+        (), "tokens that may be generated although model.suppress_tokens has them; filled in by decode.replace_unknown"
     )
 
 

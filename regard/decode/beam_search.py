@@ -33,7 +33,14 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import DecodableModel, Hypothesis, length_normalizer, mask_disallowed, start_decoding
+from regard.decode.constraints import (
+    DecodableModel,
+    Hypothesis,
+    length_normalizer,
+    mask_disallowed,
+    start_decoding,
+    with_allowed_tokens,
+)
 from regard.decode.source_attention import AttentiveStep
 from regard.layers.decoding_state import concatenate_padded, without_rows
 from regard.text.special_tokens import EOS_TEMPLATE
@@ -164,6 +171,7 @@ class BeamSearch:
 
     def _step(self, batch: BeamBatch) -> dict[int, list[Hypothesis]]:
         beams, state, options, config = batch.beams, batch.state, self.options, self.model.config
+        config = with_allowed_tokens(config, options)
         if self.attentive_step is None:
             logits = self.model.step(batch.last, state)
         else:

@@ -68,6 +68,8 @@ def check_options(options: DecodeConfig) -> None:
     searches = options.mbr_candidates == "beam" if options.mbr else options.temperature == 0 and options.beam > 1
     if options.repetition_penalty != 1 and searches:
         raise RegardError("decode.repetition_penalty is not for beam search: set decode.beam 1 or a decode.temperature")
+    if options.unknown_dictionary and options.replace_unknown == "none":
+        raise RegardError("decode.unknown_dictionary is for decode.replace_unknown copy: set that too, or leave it out")
     if not -10 <= options.length_penalty <= 10:  # beyond, |y|^a leaves the range of fp32
         raise RegardError(f"decode.length_penalty must be from -10 to 10, not {options.length_penalty}: 1 is usual")
     if not 0 <= options.coverage_penalty < math.inf or not 0 <= options.prune < math.inf:
@@ -207,7 +209,20 @@ def start_decoding(
 
 def log_probabilities(logits: Tensor, step: int, options: DecodeConfig, config: ModelConfig) -> Tensor:
     """Return log p of each next token (N, V) in fp32, with disallowed tokens masked to -inf."""
+    config = with_allowed_tokens(config, options)
     return mask_disallowed(logits.float().log_softmax(-1), step < options.min_len, config)
+
+
+def with_allowed_tokens(config: ModelConfig, options: DecodeConfig) -> ModelConfig:
+    """Return a model's configuration without the suppressed tokens that these options allow."""
+    if not options.allow_tokens:
+        return config
+    return _without_suppressed(config, frozenset(options.allow_tokens))
+
+
+@functools.lru_cache(maxsize=16)
+def _without_suppressed(config: ModelConfig, allowed: frozenset[int]) -> ModelConfig:
+    return replace(config, suppress_tokens=tuple(id for id in config.suppress_tokens if id not in allowed))
 
 
 def mask_disallowed(scores: Tensor, no_end: Tensor | bool, config: ModelConfig) -> Tensor:

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import DecodableModel, Hypothesis, length_normalizer, mask_disallowed, start_decoding
+from regard.decode.constraints import (
+    DecodableModel,
+    Hypothesis,
+    length_normalizer,
+    mask_disallowed,
+    start_decoding,
+    with_allowed_tokens,
+)
 from regard.kernels.hashing import UINT32_MAX, hash_bits
 from regard.text.special_tokens import EOS_TEMPLATE
 
@@ -150,6 +157,7 @@ def choose_next(
     which are unused at temperature 0; config: the model's, which lists the tokens that are never generated.
     """
     logits = logits.float()
+    config = with_allowed_tokens(config, options)
     scores, log_z = unnormalized_log_probs(logits)  # before `mask_disallowed` writes into the logits
     wanted = logits if seen is None else penalize_repetition(logits, seen, options.repetition_penalty)
     token = choose(mask_disallowed(wanted, no_end, config), seeds, steps, options)

@@ -40,6 +40,8 @@ class TranslateOptions(TypedDict, total=False):
     mbr_candidates: Literal["epsilon", "ancestral", "beam"] | None  # where they are from
     ensemble: Literal["mean", "log"] | None  # how the probabilities of several models are averaged
     batch_tokens: int | None  # padded source tokens x beam decoded at a time
+    replace_unknown: Literal["none", "copy"] | None  # what stands for words that the vocabulary lacks
+    unknown_dictionary: str | None  # a file of translations for these words
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -1,11 +1,4 @@
-"""Word alignment of given pairs of texts by the cross-attention of a translation model.
-
-The model reads a source and its given translation in one pass (teacher forcing), and the attention weights of each target
-token are taken from the step that predicts it, as the mean over all heads of all decoder layers. On Tatoeba's validation
-pairs (German, French; words of a small dictionary and names that both sides have once) the mean of all layers of the
-bundled model is as good as its best layer, and better than any single head; the step that reads a token instead of
-predicting it is far worse. The mean needs no choice of a layer for each model.
-"""
+"""Word alignment of given pairs of texts by the cross-attention of a translation model (decode/source_attention.py)."""
 
 from __future__ import annotations
 
@@ -15,67 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
-from regard.decode.constraints import pad_rows
-from regard.decode.source_attention import hooked_layers, mean_weights, source_layers
-from regard.kernels.cpu_threads import one_thread
-from regard.layers.hooks import paused
-from regard.models.ensemble import Ensemble
+from regard.decode.source_attention import forced_attention
 from regard.models.model import TranslationModel
 from regard.text.alignment import Link, Span, link_words, merge_weights, pieces_of_words, word_spans
 from regard.text.casing import ASCII_QUOTES
 from regard.text.placeholders import protected_pattern
 from regard.text.special_tokens import SpecialTokenTemplate
-from regard.text.tokenizer import Tokenizer, Tokenizers
-
-TOKENS_AT_A_TIME = {
-    "cpu": 512,
-    "cuda": 32768,
-}  # padded tokens of a batch; on a CPU a batch that fits its cache is faster
-
-
-# ---- attention weights of pairs of token sequences -------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def forced_attention(
-    model: TranslationModel,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    token_template: SpecialTokenTemplate,
-) -> list[np.ndarray]:
-    """Return the attention weights (T, S) of each pair of token ids, whose special tokens the template adds.
-
-    Row t belongs to target token t, column s to token s of the source with the special tokens around it."""
-    device = next(model.parameters()).device
-    n_start = len(token_template.start)
-    order = sorted(range(len(sources)), key=lambda i: -max(len(sources[i]), len(targets[i])))
-    found: dict[int, np.ndarray] = {}
-    models = model.same_source if isinstance(model, Ensemble) else [model]
-    with paused(model), hooked_layers(source_layers(model)) as hooks, one_thread():
-        while order:
-            width = max(len(sources[order[0]]), len(targets[order[0]])) + n_start + 1
-            size = max(1, TOKENS_AT_A_TIME[device.type] // width)
-            rows, order = order[:size], order[size:]
-            source = pad_rows([token_template.wrap(sources[i]) for i in rows], device)
-            target = pad_rows([[*token_template.start, *targets[i]] for i in rows], device)
-            for one in models:
-                one.head_input(source, target)
-            mean = mean_weights(hooks).cpu().numpy()
-            for row, i in enumerate(rows):
-                around = len(token_template.wrap(sources[i]))
-                found[i] = mean[row, n_start - 1 : n_start - 1 + len(targets[i]), :around]
-    return [found[i] for i in range(len(sources))]
-
+from regard.text.tokenizer import Tokenizers
 
 # ---- pairs of sentences ----------------------------------------------------------------------------------------------
-
-
-def encode_with_offsets(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[Span]]:
-    """Return the ids of a text and the characters that each stands for."""
-    encoding = tokenizer._backend.encode(text, add_special_tokens=False)
-    return encoding.ids, encoding.offsets
 
 
 def align_pairs(
@@ -97,8 +39,8 @@ def align_pairs(
     ]
     encoded = [
         (
-            encode_with_offsets(tokenizers.source, pair.source_text),
-            encode_with_offsets(tokenizers.target, pair.target_text),
+            tokenizers.source.encode_with_offsets(pair.source_text),
+            tokenizers.target.encode_with_offsets(pair.target_text),
         )
         for pair in masked
     ]

@@ -29,7 +29,8 @@ from regard.decode.batch_decoding import decode
 from regard.decode.constrained_beam_search import OutputConstraints, Phrase, decode_constrained
 from regard.decode.constraints import Hypothesis, check_options, searching
 from regard.decode.minimum_bayes_risk import candidate_options, rank_by_risk
-from regard.decode.source_attention import source_layers
+from regard.decode.source_attention import has_cross_attention
+from regard.decode.unknown_words import allow_unknown, replace_unknown
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.inference.arguments import (
@@ -194,7 +195,8 @@ class Translator:
             quiet: False shows a progress bar on a terminal.
             options: beam, nbest, length_penalty, length_norm, coverage_penalty, prune, min_len, max_len_a, max_len_b,
                 beam_stop, temperature, top_k, top_p, min_p, epsilon, repetition_penalty, seed, mbr, mbr_metric,
-                mbr_candidates, ensemble, batch_tokens; by default the model's own (`self.options`).
+                mbr_candidates, ensemble, batch_tokens, replace_unknown, unknown_dictionary; by default the model's own
+                (`self.options`).
         """
         if isinstance(texts, str):
             (only,) = self.translate(
@@ -399,7 +401,7 @@ class Translator:
             raise RegardError(f"align takes as many texts as translations, not {len(sources)} and {len(targets)}")
         check_string(to, "to")
         check_string(source, "source")
-        if not source_layers(self.model):
+        if not has_cross_attention(self.model):
             raise RegardError("this model has no attention over its source, so it cannot align words")
         if self.directions:
             languages = [d.pair for d in self.detector.detect(sources, to, source)]
@@ -427,7 +429,7 @@ class Translator:
         """Return the links of pairs of sentences with these languages; none if the model does not attend to its source.
 
         The direction need not be one of the model's: attention finds words between any two of its languages."""
-        if not source_layers(self.model):
+        if not has_cross_attention(self.model):
             return [[] for _ in pairs]
         tokens = self.tokenizers.source.language_tokens() if self.directions else {}
         tags = [[tokens[target]] if target in tokens else [] for _, target in languages]
@@ -492,7 +494,7 @@ class Translator:
             raise TypeError("translate_sentences takes a list of strings, not a string: translate takes both")
         sentences = check_texts(sentences, "translate_sentences")
         check_string(to, "to")
-        chosen = decode_config(self.options, options)
+        chosen = allow_unknown(decode_config(self.options, options), self.model, self.tokenizers)
         sources, languages = self.encode_sources(sentences, to)
         check_options(chosen)
         device = next(self.model.parameters()).device
@@ -513,8 +515,10 @@ class Translator:
         if constraints:
             found |= self._decode_constrained(sources, languages, constraints, chosen)
             advance(len(constraints))
+        ranked = [found[i] for i in range(len(sources))]
+        written = self._texts(sentences, sources, ranked, chosen)
         translations = [  # an empty line stays empty, whatever the model makes of it
-            self._translation(found[i]) if ids and text.strip() else copy_text("")
+            self._translation(found[i], written[i]) if ids and text.strip() else copy_text("")
             for i, (text, ids) in enumerate(zip(sentences, sources, strict=True))
         ]
         return [self._with_languages(each, to) for each, to in zip(translations, languages, strict=True)]
@@ -624,12 +628,30 @@ class Translator:
         """Return the translation with its languages; a model of several directions is not told the source language."""
         return replace(translation, source="" if self.directions else self.source, target=to)
 
-    def _translation(self, hypotheses: list[Hypothesis]) -> Translation:
-        """Return the ranked hypotheses of a sentence as its translation."""
+    def _texts(
+        self,
+        sentences: Sequence[str],
+        sources: Sequence[list[int]],
+        ranked: Sequence[list[Hypothesis]],
+        chosen: DecodeConfig,
+    ) -> list[list[str]]:
+        """Return the texts of the hypotheses of each sentence; unknown words are replaced where `chosen` says so."""
+        places = [(i, h.tokens) for i, own in enumerate(ranked) for h in own]
+        flat = [tokens for _, tokens in places]
+        if chosen.replace_unknown == "none":
+            texts = self.tokenizers.target.decode_batch(flat)
+        else:
+            given = [sentences[i] for i, _ in places], [sources[i] for i, _ in places]
+            texts = replace_unknown(self.model, self.tokenizers, self.token_template, chosen, *given, flat)
+        following = iter(texts)
+        return [[next(following) for _ in own] for own in ranked]
+
+    def _translation(self, hypotheses: list[Hypothesis], texts: list[str]) -> Translation:
+        """Return the ranked hypotheses of a sentence, given their texts, as its translation."""
         target = self.tokenizers.target
         ranked = []
-        for h in hypotheses:
-            text, tokens = target.decode(h.tokens), tuple(target.pieces(h.tokens))
+        for h, text in zip(hypotheses, texts, strict=True):
+            tokens = tuple(target.pieces(h.tokens))
             value = token_probability(h.log_prob, len(h.tokens) + h.ended)
             ranked.append(Translation(text, h.score, h.log_prob, tokens, h.ended, confidence=value))
         return replace(ranked[0], nbest=tuple(ranked)) if len(ranked) > 1 else ranked[0]

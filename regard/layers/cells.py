@@ -90,6 +90,11 @@ class Cell(Part):
         """Return the gates y = W x, with x itself appended where the equations add it."""
         return y
 
+    def project_linearly(self, x: Tensor, rows: int) -> Tensor:
+        """Return the first numbers of W x, without bias and norm, (..., C) -> (..., rows); for fast-forward connections."""
+        x = x if self.weight_in is None else F.linear(x, self.weight_in)
+        return F.linear(x, self.weight_ih[:rows])
+
     def split_products(self, numbers: Tensor, dim: int, d_hidden: int) -> tuple[Tensor, ...]:
         """Split a tensor along the rows of weight_hh into one part for each product."""
         return numbers.split([n * d_hidden for n in self.hidden], dim)

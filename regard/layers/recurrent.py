@@ -1,4 +1,4 @@
-"""Several layers of recurrent cells, in one or both directions.
+"""Several layers of recurrent cells, in one or both directions, and the connections between them.
 
 | cell            | without norm                                    | with norm |
 |-----------------|-------------------------------------------------|-----------|
@@ -14,6 +14,10 @@ Padding: packed sequences need lengths on the host, which a captured CUDA graph 
 at padding. Fused kernels get additional input columns, one of which is 1 at padding and closes the input gate of an LSTM or
 opens the update gate of a GRU, so that a state of zeros stays exactly zero until a row begins.
 
+Connections of deep stacks: residual sums and a context that every layer reads (GNMT), fast-forward connections and
+directions that alternate from layer to layer (Deep-Att), and feed-forward layers between recurrent ones
+(layers/recurrent_feedforward.py).
+
 On the meta device, where costs are counted, a scan runs a single step that is counted as T (`counted_as`).
 """
 
@@ -28,10 +32,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.config import ModelConfig, RecurrentSettings
 from regard.config.registry import find
 from regard.device import without_autocast
-from regard.layers.cells import Cell, CellState
+from regard.errors import RegardError
+from regard.layers.cells import Cell, CellState, cell_settings
 from regard.layers.decoding_state import PerRow, Storage
+from regard.layers.recurrent_feedforward import RecurrentFeedForward, make_feedforwards
 from regard.layers.stack import to_working_precision
 from regard.layers.variational_dropout import VariationalDropout
 
@@ -52,22 +59,50 @@ class Recurrent(nn.Module):
         widths: Sequence[int],
         *,
         bidirectional: bool = False,
+        bidirectional_layers: int = 0,  # how many of the lowest layers are bidirectional; 0: all
+        alternating: bool = False,  # every layer reads in the direction opposite to that of the layer below
         dropout: float = 0.0,  # between layers
         weight_dropout: float = 0.0,  # on weight_hh
         variational: bool = True,
         norm: bool = False,
         settings: Any = None,  # of the cell; None: its defaults
+        first: int = 1,  # the number of the lowest layer in a model that has other layers below it
+        residual: int = 0,  # layers from this number on add their input to their output; 0: none
+        d_context: int = 0,  # width of a context that every layer reads beside its input
+        fast_forward: bool = False,  # layers read the input projection of the layer below too
+        d_fast: int = 0,  # width of that projection below the lowest layer
+        returns_fast: bool = False,  # the output has the input projection of the highest layer behind it
+        feedforwards: Sequence[RecurrentFeedForward] = (),  # after each layer but the last
     ) -> None:
         super().__init__()
         kind: type[Cell] = find("cell", cell)
-        directions = ("forward_", "backward_") if bidirectional else ("forward_",)
         settings = settings or kind.Settings()
-        ins = (d_in, *(len(directions) * width for width in widths))
-        self.d_out, self.bidirectional = ins[-1], bidirectional
-        self.layers = nn.ModuleList(
-            nn.ModuleDict({name: kind(settings, ins[i], width, norm) for name in directions})
-            for i, width in enumerate(widths)
-        )
+        n_both = (bidirectional_layers or len(widths)) if bidirectional else 0
+        directions = [("forward_", "backward_") if i < n_both else ("forward_",) for i in range(len(widths))]
+        outs = [len(names) * width for names, width in zip(directions, widths, strict=True)]
+        ins = [d_in, *outs[:-1]]
+        layers = []
+        for i, (names, width) in enumerate(zip(directions, widths, strict=True)):
+            d_input = ins[i] + d_context + d_fast
+            cells = {name: kind(settings, d_input, width, norm) for name in names}
+            layers.append(nn.ModuleDict(cells))
+            d_fast = sum(half_projection(each) for each in cells.values()) if fast_forward else 0
+        self.layers = nn.ModuleList(layers)
+        self.residual = [bool(residual) and first + i >= residual for i in range(len(widths))]
+        for i, adds in enumerate(self.residual):
+            if adds and ins[i] != outs[i]:
+                raise RegardError(
+                    f"model.recurrent.residual {residual} adds the input of layer {first + i} ({ins[i]} numbers) to its "
+                    f"output ({outs[i]} numbers): choose a higher layer, or equal widths"
+                )
+        self.feedforwards = nn.ModuleList(feedforwards)
+        self.bidirectional, self.alternating, self.fast_forward = bidirectional, alternating, fast_forward
+        self.returns_fast = returns_fast
+        d_top = sum(len(each.weight_ih) for each in self._cells_by_layer()[-1])
+        self.d_out = outs[-1] + d_top * returns_fast
+        # Layers with nothing between them may run in one call of a fused kernel.
+        connected = (*self.residual, d_context, fast_forward, alternating, len(feedforwards), len(set(directions)) > 1)
+        self.is_plain = not any(connected)
         self.dropout = VariationalDropout(dropout, variational)
         self.weight_dropout = weight_dropout
         self.fuses, self.fuses_padded = bool(kind.fused_op) and not norm, kind.hold_gate is not None and not norm
@@ -95,32 +130,72 @@ class Recurrent(nn.Module):
             getattr(kept, f"state_{i}").copy_(value)
 
     def forward(
-        self, x: Tensor, state: CellState | None = None, real: Tensor | None = None
+        self,
+        x: Tensor,
+        state: CellState | None = None,
+        real: Tensor | None = None,
+        *,
+        tokens: Tensor | None = None,
+        context: Tensor | None = None,
+        fast: Tensor | None = None,
     ) -> tuple[Tensor, CellState]:
         """Run all layers, x (B, T, C) -> outputs (B, T, d_out) and the final state; `real` (B, T) is False at padding.
 
         Padding may precede or follow the tokens of a row. From a state of zeros, outputs at tokens do not depend on it;
         neither does the final state of a direction that ends on a token.
+
+        `tokens` (B, T) says which columns feed-forward layers count as tokens where `real` is None, because padding at the
+        end of a row needs no treatment. `context` (B, T, d_context) is read by every layer, and `fast` (B, T, d_fast) is
+        the input projection of the layer below the first.
         """
         fuses = self.fuses if real is None else self.fuses_padded
         run = self._scan if x.is_meta or not fuses else self._fused  # products inside fused kernels are not counted
-        return self._run_layers(run, x, self.zero_state(len(x), x) if state is None else state, real)
+        state = self.zero_state(len(x), x) if state is None else state
+        return self._run_layers(run, x, state, real, real if tokens is None else tokens, context, fast)
 
-    def step(self, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
+    def step(
+        self, x: Tensor, state: CellState, context: Tensor | None = None, fast: Tensor | None = None
+    ) -> tuple[Tensor, CellState]:
         """Run one token of each row, (N, C) -> (N, d_out), and return the new state; for one direction only."""
         assert not self.bidirectional, "the backward direction needs tokens that are not known yet"
-        x, state = self._run_layers(self._scan, x[:, None], state, None)
+        assert not self.alternating, "a direction that alternates needs tokens that are not known yet"
+        beside = (None if each is None else each[:, None] for each in (context, fast))
+        x, state = self._run_layers(self._scan, x[:, None], state, None, None, *beside)
         return x[:, 0], state
 
-    def _run_layers(self, run: Run, x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
+    def _run_layers(
+        self,
+        run: Run,
+        x: Tensor,
+        state: CellState,
+        real: Tensor | None,
+        tokens: Tensor | None,
+        context: Tensor | None,
+        fast: Tensor | None,
+    ) -> tuple[Tensor, CellState]:
         """Run the layers one by one, or all in one call if a fused kernel can."""
         ends: CellState = ()
         groups = self._fusable_groups() if run == self._fused and real is None else self._cells_by_layer()
         for i, cells in enumerate(groups):
+            if i and self.alternating:
+                x, fast, real, tokens = (None if each is None else each.flip(1) for each in (x, fast, real, tokens))  # type: ignore[assignment]
             n = len(cells) * cells[0].states
-            x, end = run(cells, to_working_precision(self.dropout(x) if i else x), state[len(ends) :][:n], real)
+            read = [self.dropout(x) if i else x, fast, context]
+            parts = [to_working_precision(part) for part in read if part is not None]
+            given = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            out, end = run(cells, given, state[len(ends) :][:n], real)
             ends += end
-        return x, ends
+            if self.fast_forward:
+                is_top = self.returns_fast and i == len(groups) - 1
+                fast = torch.cat(
+                    [c.project_linearly(given, len(c.weight_ih) if is_top else half_projection(c)) for c in cells], -1
+                )
+            x = out + x.to(out.dtype) if self.residual[i] else out
+            if i < len(self.feedforwards):
+                x = self.feedforwards[i](x, tokens)
+        if self.returns_fast and fast is not None:
+            x = torch.cat([x, fast.to(x.dtype)], -1)
+        return x.flip(1) if self.alternating and len(groups) % 2 == 0 else x, ends
 
     def _cells_by_layer(self) -> list[list[Cell]]:
         return [list(layer.values()) for layer in self.layers]  # type: ignore[operator]
@@ -128,9 +203,10 @@ class Recurrent(nn.Module):
     def _fusable_groups(self) -> list[list[Cell]]:
         """Return all layers as one group if a fused kernel can run them in one call, which overlaps layers.
 
-        They must have one width and no dropout between them; otherwise each layer is a group."""
+        They must have one width and no dropout or other connection between them; otherwise each layer is a group."""
         layers = self._cells_by_layer()
-        alike = len({cells[0].d_hidden for cells in layers}) == 1 and not (self.training and self.dropout.p)
+        alike = self.is_plain and len({cells[0].d_hidden for cells in layers}) == 1
+        alike = alike and not (self.training and self.dropout.p)
         return [[cell for cells in layers for cell in cells]] if alike else layers
 
     def _fused(self, cells: list[Cell], x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
@@ -142,9 +218,9 @@ class Recurrent(nn.Module):
         )
         kind, n = cells[0].fused_op, cells[0].states
         hx = tuple(torch.stack(state[i::n]).to(x.dtype) for i in range(n))  # h, c: (layers * directions, B, H)
-        depth = len(cells) // (1 + self.bidirectional)
+        directions = len(self.layers[0]) if self.is_plain else len(cells)  # type: ignore[arg-type]
         dropout = 0.0  # between layers, it is applied in _run_layers
-        options = (True, depth, dropout, torch.is_grad_enabled(), self.bidirectional, True)
+        options = (True, len(cells) // directions, dropout, torch.is_grad_enabled(), directions == 2, True)
         with without_autocast(x.device):  # autocast would cast to fp16
             out, *ends = getattr(torch._VF, kind)(x, hx if n > 1 else hx[0], weights, *options)
         return out, tuple(part for both in zip(*ends, strict=True) for part in both)
@@ -175,6 +251,64 @@ class Recurrent(nn.Module):
             outs.append(flip(out))
             ends += end
         return outs[0] if len(outs) == 1 else torch.cat(outs, -1), ends
+
+
+class InterleavedRecurrent(nn.Module):
+    """Two columns of recurrent layers that read in opposite directions, which alternate from layer to layer (Deep-Att).
+
+    A column alone has read a text in both directions after two layers, and no layer is wider than its cells. The highest
+    layer of the first column reads forward and that of the second backward. The outputs of both are concatenated."""
+
+    def __init__(self, make_column: Callable[[], Recurrent]) -> None:
+        super().__init__()
+        self.columns = nn.ModuleDict({name: make_column() for name in ("forward_", "backward_")})
+        self.d_out = sum(column.d_out for column in self.columns.values())  # type: ignore[misc]
+
+    def forward(
+        self, x: Tensor, state: CellState | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, CellState]:
+        """Run both columns, x (B, T, C) -> outputs (B, T, d_out) and the final states; `real` (B, T) is False at padding.
+
+        The last tensors of the state are those of the highest layer that reads backward."""
+        outs, ends = [], ()
+        for name, column in self.columns.items():
+            begins_backward = (name == "backward_") == (len(column.layers) % 2 == 1)  # type: ignore[arg-type]
+            turn = (lambda t: t.flip(1)) if begins_backward else (lambda t: t)
+            out, end = column(turn(x), None, None if real is None else turn(real))
+            outs.append(turn(out))
+            ends += end
+        return torch.cat(outs, -1), ends
+
+
+def half_projection(cell: Cell) -> int:
+    """Return how many numbers of a cell's input projection a fast-forward connection passes on: half of them."""
+    return len(cell.weight_ih) // 2
+
+
+def make_recurrent(config: ModelConfig, d_in: int, widths: Sequence[int], side: str, **more: Any) -> Recurrent:
+    """Return recurrent layers of the configured cell on one side of a model, with the configured connections.
+
+    `more` are further arguments of `Recurrent`."""
+    s = config.table(RecurrentSettings)
+    both = more.get("bidirectional", False)
+    below = more.get("first", 1) - 1
+    n_both = (s.bidirectional_layers or len(widths)) if both else 0
+    outs = [(2 if i < n_both else 1) * width for i, width in enumerate(widths)]
+    return Recurrent(
+        config.cell,
+        d_in,
+        widths,
+        bidirectional_layers=s.bidirectional_layers if both else 0,
+        dropout=s.hidden_dropout,
+        weight_dropout=s.weight_dropout,
+        variational=s.variational,
+        norm=s.norm,
+        settings=cell_settings(config),
+        residual=s.residual,
+        fast_forward=s.fast_forward,
+        feedforwards=make_feedforwards(config, outs[:-1], side, below),
+        **more,
+    )
 
 
 def scan(cell: Cell, weight_hh: Tensor, x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:

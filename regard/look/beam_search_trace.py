@@ -29,6 +29,7 @@ from regard.decode.batch_decoding import decode
 from regard.decode.beam_search import best_extensions
 from regard.decode.constraints import log_probabilities
 from regard.decode.generation import generate
+from regard.decode.unknown_words import allow_unknown
 from regard.errors import RegardError
 from regard.inference.arguments import decode_config
 from regard.inference.generator import Generation, Generator
@@ -68,13 +69,15 @@ def trace_translation(
         raise RegardError(f"one sample can be followed at a time, not {chosen.nbest}: leave out nbest")
     if chosen.prune:
         raise RegardError("a search with decode.prune cannot be traced: set it to 0")
+    chosen = allow_unknown(chosen, translator.model, translator.tokenizers)
     tracer = SearchTracer(translator.model, chosen, len(template.start))
     sources, (language,) = translator.encode_sources([text], translator.target_languages([text], to)[0])
     device = next(translator.model.parameters()).device
     model = cast(Any, tracer)
     (found,) = decode(model, sources, chosen, tracer.config.max_len, device, token_template=template)
     ids = [*found[0].tokens, *[tracer.config.eos_token_id] * found[0].ended]
-    return translator._with_languages(translator._translation(found), language), tracer.trace(ids)
+    texts = translator._texts([text], sources, [found], chosen)
+    return translator._with_languages(translator._translation(found, texts[0]), language), tracer.trace(ids)
 
 
 def trace_generation(generator: Generator, prompt: str, **options: Any) -> tuple[Generation, BeamSearchTrace]:

@@ -68,7 +68,7 @@ class Model(nn.Module):
             MADE_OF.setdefault(cls.presets[config.preset]["architecture"], cls.made_of)
         config = resolve_sizes(config, cls.presets)
         if RECURRENT in cls.made_of:
-            check_recurrent(config)
+            check_recurrent(config, cls.presets[config.preset])
         if BLOCKS in cls.made_of:
             check_parts(config, (*cls.sides, *(["cross"] if cls.translates else [])))
         if cls.translates and config.tie in ("inputs", "all") and config.source_vocab != config.target_vocab:

@@ -219,6 +219,8 @@ AWD_DROPOUTS: dict[str, Any] = {
     "word_dropout": 0.1,
 }
 REVERSED = {"attention_score": "none", "seq2seq": {"reverse_source": True}}
+GNMT: dict[str, Any] = {"bidirectional": True, "bidirectional_layers": 1, "residual": 3}
+DEEP_ATT: dict[str, Any] = {"interleaved": True, "fast_forward": True}
 
 RNN: Table = {
     "rnn-tiny": {**recurrent(1, 32, 32, "rnn"), "dropout": 0.0},
@@ -234,6 +236,19 @@ SEQ2SEQ: Table = {
     "rnnenc": {**recurrent_pair(1, 620, 1000, "gru"), "attention_score": "constant", "tie": "none"},
     "rnnsearch-small": {**recurrent_pair(1, 256, 512, "gru", bidirectional=True)},
     "rnnsearch": {**recurrent_pair(1, 620, 1000, "gru", bidirectional=True), "tie": "none"},
+    "gnmt-small": {**recurrent_pair(4, 256, 256, "lstm", **GNMT), "seq2seq": {"context": "all", "readout": "linear"}},
+    "gnmt": {
+        **recurrent_pair(8, 1024, 1024, "lstm", **GNMT),
+        **{"seq2seq": {"context": "all", "readout": "concat"}, "tie": "none"},
+    },
+    "deep-att-small": {
+        **recurrent_pair(3, 256, 256, "lstm", **DEEP_ATT),
+        "seq2seq": {"readout": "linear"},
+    },
+    "deep-att": {
+        **{**recurrent_pair(9, 256, 512, "lstm", **DEEP_ATT), "n_decoder_layers": 7},
+        **{"seq2seq": {"readout": "linear"}, "tie": "none"},
+    },
 }
 
 TABLES = {"transformer": TRANSFORMER, "gpt": GPT, "bert": BERT, "vit": VIT, "rnn": RNN, "seq2seq": SEQ2SEQ}

@@ -13,10 +13,9 @@ from regard.config import ModelConfig, RecurrentSettings
 from regard.config.registry import RECURRENT
 from regard.errors import RegardError
 from regard.layers.cells import CellState as Hidden
-from regard.layers.cells import cell_settings
 from regard.layers.decoding_state import DecodingState, Storage
 from regard.layers.embedding import Embedding, Head
-from regard.layers.recurrent import Recurrent
+from regard.layers.recurrent import make_recurrent
 from regard.layers.variational_dropout import VariationalDropout, word_dropout
 from regard.models import presets as tables
 from regard.models.initialization import initialize, new_seed
@@ -43,16 +42,14 @@ class RNN(StatefulLanguageModel):
             )
         self.embedding = Embedding(config.target_vocab, config.d_model, config.scale_embeddings)
         self.dropout = VariationalDropout(config.dropout, s.variational)
-        self.recurrent = Recurrent(
-            config.cell,
-            config.d_model,
-            layer_widths(config),
-            bidirectional=s.bidirectional,
-            dropout=s.hidden_dropout,
-            weight_dropout=s.weight_dropout,
-            variational=s.variational,
-            norm=s.norm,
-            settings=cell_settings(config),
+        if s.interleaved or s.bidirectional_layers:
+            raise RegardError(
+                "model.recurrent.interleaved and model.recurrent.bidirectional_layers are for encoders of seq2seq models: "
+                "leave them out"
+            )
+        side = "encoder" if s.bidirectional else "decoder"
+        self.recurrent = make_recurrent(
+            config, config.d_model, layer_widths(config), side, bidirectional=s.bidirectional
         )
         self.output_dropout = VariationalDropout(s.output_dropout, s.variational)
         if not s.bidirectional:
@@ -74,7 +71,7 @@ class RNN(StatefulLanguageModel):
 
         `real` (B, T) says which ids are tokens. In a forward direction padding at the end of a row changes nothing before
         it, so `real` may be None."""
-        return self.recurrent(self.embed(ids), state, real)
+        return self.recurrent(self.embed(ids), state, real, tokens=ids >= 0)
 
     def head_input(self, ids: Tensor) -> Tensor:
         """Run the model on ids (B, T), padded on the right, and return the input of the head (B, T, C)."""

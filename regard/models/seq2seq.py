@@ -1,4 +1,5 @@
-"""Recurrent encoder-decoders: one context vector (Sutskever, RNNenc), or attention over all of the source (RNNsearch).
+"""Recurrent encoder-decoders: one context vector (Sutskever, RNNenc), or attention over all of the source (RNNsearch, GNMT,
+Deep-Att).
 
 | model.attention_score  | model     | the decoder                                                        |
 |------------------------|-----------|--------------------------------------------------------------------|
@@ -6,11 +7,21 @@
 | constant               | RNNenc    | also reads the final state of the last encoder layer at every step |
 | additive, dot, general | RNNsearch | attends to all annotations before each step                        |
 
+Deep models with attention differ from RNNsearch in these settings; their layers above the first are `decoder.above`:
+
+| model    | encoder                                          | decoder                                                     |
+|----------|--------------------------------------------------|-------------------------------------------------------------|
+| GNMT     | the lowest layer alone is bidirectional,         | every layer and the head read the context, residual sums    |
+|          | residual sums                                    |                                                             |
+| Deep-Att | two columns of alternating directions,           | fast-forward connections                                    |
+|          | fast-forward connections                         |                                                             |
+
 Shapes: source (B, S) and target (B, T) ids, hidden (B, T, C), states (B, H), annotations (B, S, M), logits (B, T, V).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +34,11 @@ from regard.errors import RegardError
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import AttentionPlan, reference
 from regard.layers.cells import CellState as Hidden
-from regard.layers.cells import cell_settings
 from regard.layers.decoding_state import LENGTH, DecodingState, PerRow, PerSentence, Storage
 from regard.layers.embedding import Embedding, Head
-from regard.layers.recurrent import Recurrent
+from regard.layers.recurrent import InterleavedRecurrent, Recurrent, half_projection, make_recurrent
 from regard.layers.recurrent_attention import AttentionCell, SourceAnnotations
+from regard.layers.recurrent_feedforward import make_feedforwards
 from regard.layers.variational_dropout import VariationalDropout, word_dropout
 from regard.models import presets as tables
 from regard.models.initialization import initialize, new_seed
@@ -37,7 +48,7 @@ Memory = tuple[Tensor, ...]  # what the decoder reads of the source, one row for
 
 
 class Seq2Seq(TranslationModel):
-    """A recurrent encoder-decoder with any cell: Sutskever et al. 2014, RNNenc, RNNsearch."""
+    """A recurrent encoder-decoder with any cell: Sutskever et al. 2014, RNNenc, RNNsearch, GNMT, Deep-Att."""
 
     presets = tables.SEQ2SEQ
     tasks = ("translation",)
@@ -57,13 +68,15 @@ class Seq2Seq(TranslationModel):
         self.settings = s = config.table(RecurrentSettings)
         self.reverse_source = config.table(Seq2SeqSettings).reverse_source
         self.dropout = VariationalDropout(config.dropout, s.variational)
-        self.encoder = make_layers(config, config.d_model, config.n_encoder_layers, s.bidirectional)
-        self.decoder = (
-            RNNSearchDecoder(config, self.encoder.d_out) if uses_attention(config) else FixedContextDecoder(config)
-        )
+        self.encoder = make_encoder(config)
+        attends, d_annotation = uses_attention(config), self.encoder.d_out
+        # Deep-Att: outputs and input projections of the highest layers are reduced to a quarter of their width.
+        self.annotate = nn.Linear(d_annotation, d_annotation // 4, bias=False) if attends and s.fast_forward else None
+        d_annotation = d_annotation if self.annotate is None else self.annotate.out_features
+        self.decoder = RNNSearchDecoder(config, d_annotation) if attends else FixedContextDecoder(config)
         self.output_dropout = VariationalDropout(s.output_dropout, s.variational)
         self.head = Head(
-            nn.Parameter(torch.empty(config.target_vocab, config.d_model))
+            nn.Parameter(torch.empty(config.target_vocab, self.decoder.d_out))
             if config.tie in ("none", "inputs")
             else self.target_embedding.weight,  # weight tying (tied embeddings)
             config.scale_logits,
@@ -84,15 +97,15 @@ class Seq2Seq(TranslationModel):
 
     def encode(self, source: Tensor) -> tuple[Memory, Hidden]:
         """Run the encoder on sources (B, S); return what the decoder reads at every step, and the state it begins with."""
-        if self.settings.bidirectional:
+        if ends_backward(self.config):
             annotations, end = self.encoder(self.embed(self.source_embedding, source), real=source >= 0)
-            return self.decoder.begin(annotations, end, source < 0)
-        order = self.reading_order(source)
-        read = source.gather(1, order)
-        annotations, end = self.encoder(self.embed(self.source_embedding, read), real=read >= 0)
-        if uses_attention(self.config):
-            annotations = annotations.gather(1, order.argsort(1)[..., None].expand_as(annotations))
-        return self.decoder.begin(annotations, end, source < 0)
+        else:
+            order = self.reading_order(source)
+            read = source.gather(1, order)
+            annotations, end = self.encoder(self.embed(self.source_embedding, read), real=read >= 0)
+            if uses_attention(self.config):
+                annotations = annotations.gather(1, order.argsort(1)[..., None].expand_as(annotations))
+        return self.decoder.begin(annotations if self.annotate is None else self.annotate(annotations), end, source < 0)
 
     def reading_order(self, source: Tensor) -> Tensor:
         """Return the columns (B, S) in the order of reading, with padding in front, so that the final state is a token's:
@@ -105,7 +118,7 @@ class Seq2Seq(TranslationModel):
     def read_target(self, encoded: tuple[Memory, Hidden], target: Tensor) -> Tensor:
         """Run the decoder on the right target (B, T) and return the input of the head (B, T, C)."""
         memory, state = encoded
-        features, _ = self.decoder(self.embed(self.target_embedding, target), memory, state)
+        features, _ = self.decoder(self.embed(self.target_embedding, target), memory, state, target >= 0)
         return self.output_dropout(features)
 
     def begin(self, source: Tensor) -> DecodingState:
@@ -143,7 +156,9 @@ class FixedContextDecoder(nn.Module):
         self.width = width = config.table(RecurrentSettings).d_hidden
         self.repeats_context = repeats_context(config)
         self.n = cell_states(config)
-        self.layers = make_layers(config, config.d_model + width * self.repeats_context, config.n_decoder_layers)
+        widths = [width] * config.n_decoder_layers
+        self.layers = make_recurrent(config, config.d_model + width * self.repeats_context, widths, "decoder")
+        self.d_out = config.d_model
         if self.repeats_context:
             self.readout: nn.Module = Maxout(config.d_model + 2 * width, config.d_model)
         else:
@@ -164,14 +179,16 @@ class FixedContextDecoder(nn.Module):
         """Return the memory of the source from the decoding state, as `forward` takes it."""
         return (kept.context,)
 
-    def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
-        """Run embedded targets y (N, T, C) from a state; return the input of the head (N, T, C) and the next state."""
+    def forward(self, y: Tensor, memory: Memory, state: Hidden, tokens: Tensor | None = None) -> tuple[Tensor, Hidden]:
+        """Run embedded targets y (N, T, C) from a state; return the input of the head (N, T, C) and the next state.
+
+        `tokens` (N, T) is False at padding, and None where there is none."""
         if not self.repeats_context:
-            s, state = run_layers(self.layers, y, state)
+            s, state = run_layers(self.layers, y, state, tokens)
             return self.readout(s), state
         (context,) = memory
         c = context.repeat_interleave(len(y) // len(context), 0)[:, None].expand(-1, y.shape[1], -1)  # (N, T, H)
-        s, state = run_layers(self.layers, torch.cat([y, c.to(y.dtype)], -1), state)
+        s, state = run_layers(self.layers, torch.cat([y, c.to(y.dtype)], -1), state, tokens)
         return self.readout(concatenate(s, y, c)), state
 
 
@@ -180,7 +197,7 @@ class RNNSearchDecoder(nn.Module):
 
     s_0 = tanh(W_s h_1), where h_1 is the final state of the backward encoder; then c_i by attention from s_{i-1},
     s_i = cell(s_{i-1}, [y_{i-1}; c_i]), and the input of the head is a maxout of s_i, y_{i-1} and c_i. Further recurrent
-    layers (`above`) read s_i."""
+    layers (`above`) read s_i; those of GNMT read c_i too, and those of Deep-Att half of the input projection W [y; c]."""
 
     def __init__(self, config: ModelConfig, d_annotation: int) -> None:
         super().__init__()
@@ -188,11 +205,29 @@ class RNNSearchDecoder(nn.Module):
         self.width = width = s.d_hidden
         self.n = cell_states(config)
         self.attentive = AttentionCell(config, config.d_model, width, d_annotation)
-        more = config.n_decoder_layers - 1
-        self.above = make_layers(config, width, more) if more else None
+        more, seq2seq = config.n_decoder_layers - 1, config.table(Seq2SeqSettings)
+        self.feeds_context = seq2seq.context == "all"
+        self.d_fast = half_projection(self.attentive.cell) if s.fast_forward else 0
+        self.adds_input = s.residual == 1
+        self.above = (
+            make_recurrent(
+                *(config, width, [width] * more, "decoder"),
+                first=2,
+                d_context=d_annotation * self.feeds_context,
+                d_fast=self.d_fast,
+            )
+            if more
+            else None
+        )
+        self.feedforwards = nn.ModuleList(make_feedforwards(config, [width] * bool(more), "decoder"))
         self.bridge = nn.Linear(width, self.n * width)
         self.dropout = VariationalDropout(s.hidden_dropout, s.variational)
-        self.readout = Maxout(width + config.d_model + d_annotation, config.d_model)
+        self.reads_token = seq2seq.readout == "maxout"
+        d_read = width + d_annotation + config.d_model * self.reads_token
+        self.d_out = d_read if seq2seq.readout == "concat" else config.d_model
+        self.readout: nn.Module = Maxout(d_read, self.d_out) if self.reads_token else nn.Identity()
+        if seq2seq.readout == "linear":
+            self.readout = nn.Linear(d_read, self.d_out, bias=False)
 
     def begin(self, annotations: Tensor, end: Hidden, padding: Tensor) -> tuple[Memory, Hidden]:
         """Return what attention reads of the annotations (B, S, M), and the state that the decoder begins with."""
@@ -222,17 +257,28 @@ class RNNSearchDecoder(nn.Module):
         """Return the memory of the source from the decoding state, as `forward` takes it."""
         return kept.keys, kept.entering, ~kept.real, kept.annotations
 
-    def forward(self, y: Tensor, memory: Memory, state: Hidden) -> tuple[Tensor, Hidden]:
-        """Run embedded targets y (N, T, C) from a state; return the input of the head (N, T, C) and the next state."""
+    def forward(self, y: Tensor, memory: Memory, state: Hidden, tokens: Tensor | None = None) -> tuple[Tensor, Hidden]:
+        """Run embedded targets y (N, T, C) from a state; return the input of the head (N, T, C) and the next state.
+
+        `tokens` (N, T) is False at padding, and None where there is none."""
         source, annotations = SourceAnnotations(*memory[:-1]), memory[-1]
         s, first, weights = self.attentive.run_steps(y, source, state[: self.n])
         if self.attentive.cross.is_observed:
             self.expose_attention(torch.cat([state[0][:, None].to(s.dtype), s[:, :-1]], 1), source, annotations)
         c = (weights.to(annotations.dtype) @ annotations).view(*y.shape[:2], -1)  # (N, T, M)
         rest: Hidden = ()
+        fast = (
+            self.attentive.cell.project_linearly(concatenate(s, y, c)[..., self.width :], self.d_fast)
+            if self.d_fast
+            else None
+        )
+        s = s + y.to(s.dtype) if self.adds_input else s
+        for feedforward in self.feedforwards:
+            s = feedforward(s, tokens)
         if self.above:
-            s, rest = run_layers(self.above, self.dropout(s), state[self.n :])
-        return self.readout(concatenate(s, y, c)), (*first, *rest)
+            context = c if self.feeds_context else None
+            s, rest = run_layers(self.above, self.dropout(s), state[self.n :], tokens, context, fast)
+        return self.readout(concatenate(s, y, c) if self.reads_token else concatenate(s, c)), (*first, *rest)
 
     def expose_attention(self, states: Tensor, source: SourceAnnotations, annotations: Tensor) -> None:
         """Expose queries, keys and values to active recorders; `states` (N, T, H) are those that the steps attended with.
@@ -261,31 +307,39 @@ def concatenate(*parts: Tensor) -> Tensor:
     return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
 
 
-def run_layers(recurrent: Recurrent, x: Tensor, state: Hidden) -> tuple[Tensor, Hidden]:
+def run_layers(
+    recurrent: Recurrent,
+    x: Tensor,
+    state: Hidden,
+    tokens: Tensor | None = None,
+    context: Tensor | None = None,
+    fast: Tensor | None = None,
+) -> tuple[Tensor, Hidden]:
     """Run recurrent layers over x (N, T, C) from a state; a single step needs no kernel for sequences."""
     if x.shape[1] > 1:
-        return recurrent(x, state)
-    out, state = recurrent.step(x[:, 0], state)
+        return recurrent(x, state, tokens=tokens, context=context, fast=fast)
+    out, state = recurrent.step(x[:, 0], state, *(None if each is None else each[:, 0] for each in (context, fast)))
     return out[:, None], state
 
 
 # ---- settings ---------------------------------------------------------------------------------------------------------
 
 
-def make_layers(config: ModelConfig, d_in: int, n: int, bidirectional: bool = False) -> Recurrent:
-    """Return n recurrent layers of the configured cell."""
+def make_encoder(config: ModelConfig) -> Recurrent | InterleavedRecurrent:
+    """Return the recurrent layers of the encoder."""
     s = config.table(RecurrentSettings)
-    return Recurrent(
-        config.cell,
-        d_in,
-        [s.d_hidden] * n,
-        bidirectional=bidirectional,
-        dropout=s.hidden_dropout,
-        weight_dropout=s.weight_dropout,
-        variational=s.variational,
-        norm=s.norm,
-        settings=cell_settings(config),
-    )
+    fast = s.fast_forward and uses_attention(config)
+    size = (config, config.d_model, [s.d_hidden] * config.n_encoder_layers, "encoder")
+    if s.interleaved:
+        return InterleavedRecurrent(partial(make_recurrent, *size, alternating=True, returns_fast=fast))
+    return make_recurrent(*size, bidirectional=s.bidirectional, returns_fast=fast)
+
+
+def ends_backward(config: ModelConfig) -> bool:
+    """Return whether the highest layer of the encoder reads in both directions, so that its last state is that after the
+    first token, and padding at the end does no harm."""
+    s = config.table(RecurrentSettings)
+    return s.interleaved or (s.bidirectional and s.bidirectional_layers in (0, config.n_encoder_layers))
 
 
 def cell_states(config: ModelConfig) -> int:
@@ -306,14 +360,44 @@ def repeats_context(config: ModelConfig) -> bool:
 
 def check_settings(config: ModelConfig) -> None:
     """Refuse settings that contradict each other."""
-    reverse = config.table(Seq2SeqSettings).reverse_source
-    if config.table(RecurrentSettings).bidirectional and (not uses_attention(config) or reverse):
+    s, seq2seq = config.table(RecurrentSettings), config.table(Seq2SeqSettings)
+    if (s.bidirectional or s.interleaved) and (not uses_attention(config) or seq2seq.reverse_source):
         raise RegardError(
-            "model.recurrent.bidirectional is for encoders that attention looks at: without it the decoder continues from "
-            "where one direction ended, and there is nothing to reverse where both are read (model.seq2seq.reverse_source)"
+            f"model.recurrent.{'bidirectional' if s.bidirectional else 'interleaved'} is for encoders that attention looks "
+            "at: without it the decoder continues from where one direction ended, and there is nothing to "
+            "reverse where both are read (model.seq2seq.reverse_source)"
         )
     if not uses_attention(config) and config.n_encoder_layers != config.n_decoder_layers:
         raise RegardError(
             f"without attention (model.attention_score {config.attention_score}) every decoder layer begins with the state "
             f"of an encoder layer: {config.n_encoder_layers} and {config.n_decoder_layers} layers do not go together"
+        )
+    if s.bidirectional_layers and (not s.bidirectional or s.bidirectional_layers > config.n_encoder_layers):
+        raise RegardError(
+            f"model.recurrent.bidirectional_layers {s.bidirectional_layers} says how many of the {config.n_encoder_layers} "
+            f"encoder layers model.recurrent.bidirectional is for: set that true, and no more layers than there are"
+        )
+    if s.interleaved and s.bidirectional:
+        raise RegardError(
+            "model.recurrent.interleaved reads in both directions already: leave model.recurrent.bidirectional out"
+        )
+    if not uses_attention(config) and (seq2seq.context, seq2seq.readout) != ("first", "maxout"):
+        raise RegardError(
+            f"model.seq2seq.context and model.seq2seq.readout are for decoders with attention, and model.attention_score is "
+            f"{config.attention_score}: leave them out"
+        )
+    if seq2seq.context == "all" and config.n_decoder_layers < 2:
+        raise RegardError(
+            "model.seq2seq.context all feeds the context to the layers above the first, and there are none: leave it out, "
+            "or raise model.n_decoder_layers"
+        )
+    if seq2seq.readout == "concat" and config.tie in ("decoder", "all"):
+        raise RegardError(
+            f"with model.seq2seq.readout concat the head reads vectors of another width than the embeddings: "
+            f"choose model.tie inputs or none, not {config.tie}"
+        )
+    if s.residual == 1 and config.d_model != s.d_hidden:
+        raise RegardError(
+            f"model.recurrent.residual 1 adds embeddings ({config.d_model} numbers) to the output of the first layer "
+            f"({s.d_hidden} numbers): choose a higher layer, or equal widths"
         )

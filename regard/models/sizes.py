@@ -16,6 +16,7 @@ from regard.errors import RegardError
 from regard.layers.block import mixer_at
 from regard.layers.part import Place, check_part
 from regard.layers.positions.scheme import mixers_of
+from regard.layers.recurrent_feedforward import feedforward_config
 
 SIZES = (
     *("n_encoder_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff"),
@@ -99,9 +100,24 @@ def check_architecture(config: ModelConfig) -> None:
             )
 
 
-def check_recurrent(config: ModelConfig) -> None:
-    """Ask the cell and the score of a recurrent model whether they make sense."""
+def check_recurrent(config: ModelConfig, preset: Mapping[str, Any]) -> None:
+    """Ask the parts of a recurrent model whether they make sense; refuse connections of layers that there are not."""
     check_part("cell", config.cell, config, Place("decoder", causal=True))
+    s, n_layers = config.table(RecurrentSettings), max(config.n_encoder_layers, config.n_decoder_layers)
+    if s.residual > n_layers and s.residual != preset["recurrent"].get("residual"):
+        raise RegardError(f"model.recurrent.residual {s.residual} would do nothing: the model has {n_layers} layers")
+    if s.fast_forward and n_layers < 2:
+        raise RegardError("model.recurrent.fast_forward connects layers, and this model has one layer: leave it out")
+    if config.recurrent_feedforward:
+        if n_layers < 2:
+            raise RegardError(
+                "model.recurrent_feedforward stands between recurrent layers, and this model has one layer: leave it out, "
+                "or raise model.n_decoder_layers"
+            )
+        own, place = feedforward_config(config, s.d_hidden), Place("decoder", causal=True)
+        check_part("feedforward", config.recurrent_feedforward, own, place)
+    elif s.d_ff:
+        raise RegardError("model.recurrent.d_ff is for model.recurrent_feedforward, which names no part: leave it out")
     if ALIGNMENT in MADE_OF.get(config.architecture, ()) and config.attention_score in PARTS["attention_score"]:
         check_part("attention_score", config.attention_score, config, Place("cross"))
 

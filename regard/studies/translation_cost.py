@@ -144,7 +144,12 @@ def plot_bleu(axes: Axes, rows: Rows) -> None:
     for name, found in rows.items():
         if name in TRANSFORMERS[1:]:
             continue
-        style = {"color": COLOURS[name], "marker": MARKERS.get(name, "o"), "markersize": 9, "linestyle": ""}
+        style: dict[str, Any] = {
+            "color": COLOURS[name],
+            "marker": MARKERS.get(name, "o"),
+            "markersize": 9,
+            "linestyle": "",
+        }
         axes.plot(found["flops"], found["bleu_tokenized"], label=TITLES[name], **style)
     axes.set(title="After training", ylabel="BLEU, tokenized, lower-cased")
     axes.margins(0.15)

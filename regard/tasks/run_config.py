@@ -27,6 +27,8 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
     check_recurrent_settings(config)
     check_objective(config)
     check_sampling(config)
+    if config.tokenizer.positional_unknown and config.task != "translation":
+        raise RegardError(f"tokenizer.positional_unknown is for translation, and this is {config.task}: leave it out")
     if config.model.tie == "all" and not config.tokenizer.joint:
         raise RegardError("model.tie 'all' needs one vocabulary: set tokenizer.joint true, or model.tie decoder")
     data = replace(config.data, root=str(Path(config.data.root).absolute()))

@@ -17,6 +17,7 @@ from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.token_cache import Filters, Store
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import greedy
+from regard.decode.unknown_words import allow_unknown, replace_unknown
 from regard.device import autocast
 from regard.errors import RegardError
 from regard.metrics.translation_scores import corpus_bleu, perplexity
@@ -100,9 +101,14 @@ class TranslationJob(Job):
         if direction:
             sources = [[language_token(self.tokenizers.source, language), *ids] for ids in sources]
         # Greedy: the same ranking of checkpoints as a beam for a fraction of its time.
-        options = greedy(self.config.decode)
+        options = allow_unknown(greedy(self.config.decode), model, self.tokenizers)
         found = decode(model, sources, options, model.config.max_len, device, lambda done: poll(), self.token_template)
-        texts = self.tokenizers.target.decode_batch(best[0].tokens for best in found)
+        written = [best[0].tokens for best in found]
+        if options.replace_unknown == "none":
+            texts = self.tokenizers.target.decode_batch(written)
+        else:
+            given = [pair[0] for pair in pairs], sources, written
+            texts = replace_unknown(model, self.tokenizers, self.token_template, options, *given)
         cased = (lambda text: text.lower()) if self.config.tokenizer.lowercase else str  # as the model can write it
         bleu = corpus_bleu(texts, [cased(pair[1]) for pair in pairs], language)
         rows = zip(pairs[: self.config.train.samples], texts, strict=False)
@@ -131,6 +137,11 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
         raise RegardError(
             f"this vocabulary is of a model that is told which language to translate to ({', '.join(languages)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
+        )
+    if config.tokenizer.positional_unknown and not tokenizers.target.positional_unknown():
+        raise RegardError(
+            "tokenizer.positional_unknown would do nothing: the given vocabulary has no tokens <unk:...>; leave it out, or "
+            "train a new vocabulary"
         )
     token_template = initial.get_token_template(eos_template(tokenizers.target.special))
     longest = config.model.max_len - max(

@@ -98,6 +98,29 @@ class Tokenizer:
         with library_errors("cannot encode the texts"):
             return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text and the characters that each stands for."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def split_words(self, texts: Sequence[str]) -> list[tuple[list[int], list[str]]]:
+        """Return the ids of many texts and what stands in the text for each, without white space around it."""
+        encoded = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            (own.ids, [text[begin:end].strip() for begin, end in own.offsets])
+            for text, own in zip(texts, encoded, strict=True)
+        ]
+
+    def join_pieces(self, pieces: Sequence[str]) -> str:
+        """Return the text of pieces as `token` spells them."""
+        decoder = self._backend.decoder
+        return " ".join(pieces) if decoder is None else decoder.decode(list(pieces))
+
+    @property
+    def marks_spaces(self) -> bool:
+        """Whether a piece that begins a word has the sign "▁" for the space before it."""
+        return isinstance(self._backend.decoder, decoders.Metaspace)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids; special tokens are skipped."""
         known = self._known(ids)
@@ -131,6 +154,13 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         named = {re.fullmatch(r"<to-(.+)>", token.content): i for i, token in added.items()}
         return {found[1]: i for found, i in named.items() if found}
+
+    def positional_unknown(self) -> dict[int, int | None]:
+        """Return the distances of <unk:-1>, <unk:+0>, ... by id: how many places after its source word an unknown word
+        stands; None for <unk:null>, a word without a source word."""
+        added = self._backend.get_added_tokens_decoder()
+        named = {i: re.fullmatch(r"<unk:([+-]\d+|null)>", token.content) for i, token in added.items()}
+        return {i: None if found[1] == "null" else int(found[1]) for i, found in named.items() if found}
 
     def __len__(self) -> int:
         return self._size

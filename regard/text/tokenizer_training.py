@@ -22,7 +22,7 @@ UNKNOWN = SPECIAL_TOKEN_NAMES["unk"]
 KINDS: tuple[str, ...] = TokenizerConfig.__dataclass_fields__["kind"].metadata["choices"]
 SPACE = "▁"  # stands for a space inside a piece
 # A word that is spelt like a special token.
-SPECIAL_TOKEN_WORD = rf"(?<!\S)(?:{'|'.join(SPECIAL_TOKEN_NAMES.values())}|<to-\S+>|<extra-\d+>)(?!\S)"
+SPECIAL_TOKEN_WORD = rf"(?<!\S)(?:{'|'.join(SPECIAL_TOKEN_NAMES.values())}|<to-\S+>|<extra-\d+>|<unk:[^\s>]+>)(?!\S)"
 
 
 def special_token_list(config: TokenizerConfig) -> list[str]:
@@ -31,13 +31,23 @@ def special_token_list(config: TokenizerConfig) -> list[str]:
         *SPECIAL_TOKEN_NAMES.values(),
         *(f"<to-{language}>" for language in config.language_tokens),
         *(f"<extra-{i}>" for i in range(config.n_sentinels)),
+        *positional_unknown_names(config.positional_unknown),
     ]
+
+
+def positional_unknown_names(window: int) -> list[str]:
+    """Return the tokens of unknown words that stand up to `window` places after or before their source words."""
+    return [f"<unk:{d:+d}>" for d in range(-window, window + 1)] + ["<unk:null>"] if window else []
 
 
 def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> tokenizers.Tokenizer:
     """Return a trained object of the `tokenizers` library; `lines` are read once and not kept."""
     if config.kind not in KINDS:
         raise RegardError(f"unknown tokenizer kind {config.kind!r}: choose one of {', '.join(KINDS)}")
+    if config.positional_unknown and config.kind not in ("word", "split"):
+        raise RegardError(
+            f"tokenizer.positional_unknown is for vocabularies of words, tokenizer.kind word or split, not {config.kind}"
+        )
     backend = _untrained_tokenizer(config)
     with library_errors("cannot train the tokenizer"):
         backend.train_from_iterator(_check_lines(lines, config, backend.normalizer), _trainer(config))

@@ -8,6 +8,7 @@ observed (layers/hooks.py) its steps run eagerly, and so do those of an objectiv
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,9 @@ class TrainingStep:
     ) -> None:
         self.device, self.dtype, self.objective = device, dtype, objective
         self.ranks = ranks or SingleProcess()
-        self.stacks = [module for module in objective.model.modules() if isinstance(module, Stack)]
+        modules = [*objective.model.modules()]
+        self.stacks = [module for module in modules if isinstance(module, Stack)]
+        self.auxiliary_layers: list[Any] = [module for module in modules if hasattr(type(module), "auxiliary_loss")]
         self.accumulate = config.accumulate
         self.is_graphed = device.type == "cuda" and config.compile and self.ranks.can_capture and objective.can_capture
         several = self.ranks.count > 1
@@ -103,7 +106,7 @@ class TrainingStep:
         with autocast(self.device, self.dtype):
             sums = self.forward(*inputs)  # (3,), or more
         # The auxiliary loss of parts is weighted by the batch's share of the scored labels of the step.
-        auxiliary = [stack.auxiliary_loss for stack in self.stacks if stack.auxiliary_loss is not None]
+        auxiliary = [found for layer in self.auxiliary_layers if (found := layer.auxiliary_loss) is not None]
         loss = sums[0] * self.label_weight
         if auxiliary:
             total = sum(auxiliary[1:], auxiliary[0])

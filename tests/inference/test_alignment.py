@@ -16,8 +16,9 @@ from torch import nn
 
 from regard import model_folder
 from regard.config import TokenizerConfig
+from regard.decode.source_attention import forced_attention
 from regard.errors import RegardError
-from regard.inference.attention_alignment import equal_spans, forced_attention, mask_spans
+from regard.inference.attention_alignment import equal_spans, mask_spans
 from regard.inference.translator import Translator
 from regard.look.record import record
 from regard.models.seq2seq import Seq2Seq

@@ -78,6 +78,9 @@ TRANSLATORS: list[tuple[str, dict[str, Any]]] = [
     ("rnnsearch-small", {"attention_score": "general", "n_decoder_layers": 3}),
     ("rnnsearch-small", {"cell": "mut1"}),
     ("rnnsearch-small", {"cell": "lstm", "recurrent.norm": True}),
+    ("gnmt-small", {"n_encoder_layers": 4, "n_decoder_layers": 3}),
+    ("gnmt-small", {"n_encoder_layers": 3, "n_decoder_layers": 3, "recurrent_feedforward": "dense"}),
+    ("deep-att-small", {}),
 ]
 
 

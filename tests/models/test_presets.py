@@ -26,7 +26,8 @@ OURS_ALONE |= {
     "lstm-char",
     "gru-small",
 }
-OURS_ALONE |= {f"{name}{size}" for name in ("sutskever", "rnnenc", "rnnsearch") for size in ("", "-small")}
+SEQ2SEQ_NAMES = ("sutskever", "rnnenc", "rnnsearch", "gnmt", "deep-att")
+OURS_ALONE |= {f"{name}{size}" for name in SEQ2SEQ_NAMES for size in ("", "-small")}
 OURS_ALONE |= {f"transformer-{size}" for size in ("tiny", "small", "base", "big")}
 
 

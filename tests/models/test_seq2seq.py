@@ -44,6 +44,15 @@ SUTSKEVER = {
 }
 RNNENC = {"attention_score": "constant", "cell": "gru"}
 RNNSEARCH = {"recurrent.bidirectional": True, "cell": "gru"}
+GNMT = {
+    **{"recurrent.bidirectional": True, "recurrent.bidirectional_layers": 1, "recurrent.residual": 3, "cell": "lstm"},
+    **{"seq2seq.context": "all", "seq2seq.readout": "concat", "tie": "none"},
+    **{"n_encoder_layers": 3, "n_decoder_layers": 3},
+}
+DEEP_ATT = {
+    **{"recurrent.interleaved": True, "recurrent.fast_forward": True, "seq2seq.readout": "linear", "cell": "lstm"},
+    **{"n_encoder_layers": 3, "n_decoder_layers": 2},
+}
 KINDS: dict[str, dict[str, Any]] = {
     "sutskever": SUTSKEVER,
     "as wide as its embeddings": {**SUTSKEVER, "recurrent.d_hidden": C, "cell": "gru"},
@@ -55,6 +64,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "dot, reversed": {"attention_score": "dot", "cell": "lstm", "seq2seq.reverse_source": True},
     "normed": {**RNNSEARCH, "cell": "lstm", "recurrent.norm": True},
     "mut1": {**RNNSEARCH, "cell": "mut1"},
+    "gnmt": GNMT,
+    "gnmt, linear readout": {**GNMT, "seq2seq.readout": "linear", "tie": "all", "cell": "gru"},
+    "deep-att": DEEP_ATT,
+    "deep-att, even number of layers, GRU": {**DEEP_ATT, "n_encoder_layers": 2, "cell": "gru"},
+    "deep-att, scanned cell": {**DEEP_ATT, "cell": "mut2"},
+    "feed-forward between layers": {**GNMT, "recurrent_feedforward": "dense", "recurrent.d_ff": 12},
+    "feed-forward without attention": {**SUTSKEVER, "recurrent_feedforward": "gated", "recurrent.residual": 2},
+    "fast-forward in one direction": {"recurrent.fast_forward": True, "n_encoder_layers": 2, "n_decoder_layers": 2},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

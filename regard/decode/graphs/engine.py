@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.config import DecodeConfig
-from regard.decode.constraints import token_budget
+from regard.decode.constraints import token_budget, with_allowed_tokens
 from regard.decode.graphs.slots import Slots, advance, beam_step
 from regard.decode.graphs.step_model import StepModel, modules_in_step
 from regard.decode.graphs.top_candidates import greedy_token, top_candidates
@@ -36,7 +36,7 @@ MAX_ENGINES = 4  # idle engines that are kept for one model
 CACHE_FRACTION = 0.3  # of the free GPU memory, for keys and values
 # Decoding settings that are constants of a captured step.
 CAPTURED_OPTIONS = (
-    *("length_penalty", "length_norm", "min_len", "beam_stop"),
+    *("length_penalty", "length_norm", "min_len", "beam_stop", "allow_tokens"),
     *("temperature", "top_k", "top_p", "min_p", "epsilon", "repetition_penalty"),
 )
 
@@ -76,7 +76,7 @@ class Engine:
         device = next(model.parameters()).device
         self.options, self.k = options, k
         self.step_model = StepModel(model, dtype)
-        self.config = model.config
+        self.config = with_allowed_tokens(model.config, options)
         self.special_tokens = (self.config.suppress_tokens, self.config.eos_token_id)
         self.slots = Slots.make(b, k, room, device, columns - room, self.config.eos_token_id)
         self.state = StaticDecodingState(

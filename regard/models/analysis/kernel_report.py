@@ -79,8 +79,8 @@ def choices_of_recurrent(model: nn.Module, length: int) -> list[KernelChoice]:
     decoder with attention is a scan, since every step attends first."""
     rows = []
     for path, module in model.named_modules():
-        reads = path == "encoder" or path.startswith("body")
-        padded = path == "encoder" or bool(getattr(module, "bidirectional", False))
+        reads = path.startswith(("encoder", "body"))
+        padded = path.startswith("encoder") or bool(getattr(module, "bidirectional", False))
         if isinstance(module, AttentionCell):
             rows += choices_of_cells(
                 "decoder.0", "scan", "each step looks at the source with the state of the last", length
@@ -88,9 +88,10 @@ def choices_of_recurrent(model: nn.Module, length: int) -> list[KernelChoice]:
         elif isinstance(module, Recurrent):
             first, n = 1 if path.endswith("above") else 0, len(module.layers)
             span = f"{first}-{first + n - 1}" if n > 1 else f"{first}"
-            rows += choices_of_cells(
-                f"{path.removeprefix('body.').split('.')[0]}.{span}", *explain_cells(module, padded), length, reads
-            )
+            name = path.removeprefix("body.").split(".")[0]
+            if path.endswith("columns.backward_"):
+                continue  # its kernels are those of the other column
+            rows += choices_of_cells(f"{name}.{span}", *explain_cells(module, padded), length, reads)
     return rows
 
 
