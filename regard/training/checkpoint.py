@@ -63,6 +63,7 @@ class Progress:
     tokens: int = 0  # scored target tokens so far
     seconds: float = 0.0  # of training so far
     running: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # loss, nll, tokens since the last log line
+    expert_loads: list[float] = field(default_factory=list)  # tokens by layer and expert since the last log line
     data: str = ""  # the key of the tokenized training data
 
     @classmethod
@@ -74,7 +75,8 @@ class Progress:
         places += [(progress.cursor.epoch, 0), (progress.cursor.batch, 0)]
         if not all(type(value) is int and least <= value <= LARGEST_COUNT for value, least in places):
             raise ValueError("a number in state.json is none that a run counts to")
-        if len(progress.running) != 3 or not all(math.isfinite(x) for x in (progress.seconds, *progress.running)):
+        sums = (progress.seconds, *progress.running, *progress.expert_loads)
+        if len(progress.running) != 3 or not all(math.isfinite(x) for x in sums):
             raise ValueError("the sums in state.json are not three finite numbers")
         return progress
 

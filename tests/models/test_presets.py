@@ -141,7 +141,8 @@ def test_no_published_model_is_left_uncounted() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_every_setting_that_it_names_and_no_other(name: str) -> None:
     found, default = to_dict(preset(name)), to_dict(model_config(preset=name))
-    expected = {key: (value,) if key == "mixer" else value for key, value in PRESETS[name].items()}
+    names = ("mixer", "feedforward")
+    expected = {k: (v,) if k in names and isinstance(v, str) else v for k, v in PRESETS[name].items()}
     for table in TABLES.keys() & expected.keys():
         expected[table] = to_dict(TABLES[table].settings(**expected[table]))
     assert found == {**default, **expected}
@@ -159,7 +160,12 @@ def test_a_configuration_that_names_a_preset_has_its_sizes_alone() -> None:
         "n_encoder_layers": 0,
         "source_vocab": 0,
     }
-    assert (config.parallel, config.feedforward, config.bias, config.positions) == (False, "dense", True, "sinusoidal")
+    assert (config.parallel, config.feedforward, config.bias, config.positions) == (
+        False,
+        ("dense",),
+        True,
+        "sinusoidal",
+    )
 
 
 def test_what_is_given_stands_over_the_preset() -> None:
