@@ -163,7 +163,7 @@ def llama_rules(config: ModelConfig) -> Iterator[Rule]:
 
 
 def mixtral_rules(ours: str, theirs: str, config: ModelConfig) -> Iterator[Rule]:
-    """Yield the rules of a mixture of experts: a gate (router), and matrices w1 (gates), w3 (values) and w2 of each expert."""
+    """Yield the rules of a mixture of experts: its router, and the gates w1, values w3 and outputs w2 of each expert."""
     experts = range(config.value("mixtral.experts"))
     yield Rule(f"{ours}.router", (SourceTensor(f"{theirs}.gate.weight"),))
     inner = [f"{theirs}.experts.{e}.{name}" for e in experts for name in ("w1", "w3")]

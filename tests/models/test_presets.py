@@ -15,7 +15,7 @@ from regard.config.registry import TABLES
 from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.sizes import SIZES
 
-OURS_ALONE = {"vit-tiny", "bert-tiny", "gpt-tiny", "gpt-small"}
+OURS_ALONE = {"vit-tiny", "bert-tiny", "gpt-tiny", "gpt-small", "gpt-experts-tiny", "transformer-experts-small"}
 OURS_ALONE |= {
     "convs2s-small",
     "convs2s",
@@ -58,6 +58,7 @@ PUBLISHED = {
     "llama-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
+    "mixtral-8x7b": 46_702_792_704,
     "bloom-560m": 559_214_592,
     "bloom-7b1": 7_069_016_064,
     "bloom": 176_247_271_424,
@@ -117,6 +118,11 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
         "DebertaV2Model",
         {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, **DEBERTA}
         | {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm", "vocab_size": 128100},
+    ),
+    "mixtral-8x7b": ("MixtralForCausalLM", {}),
+    "switch-base-8": (
+        "SwitchTransformersForConditionalGeneration",
+        {"d_ff": 3072, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6},
     ),
     "t5-small": ("T5ForConditionalGeneration", {}),
     "bart-large": ("BartForConditionalGeneration", {}),
