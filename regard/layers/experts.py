@@ -54,7 +54,7 @@ def sort_by_expert(chosen: Tensor, experts: int, align: int, least: int) -> Disp
 
     Each expert has a multiple of `align` rows, and at least `least`."""
     m, k = chosen.shape
-    flat, total = chosen.flatten(), m * k + experts * max(align - 1, least)
+    flat, total = chosen.flatten(), m * k + (experts * align if align > 1 else 0)  # enough in any case
     in_order, slots = torch.sort(flat.to(torch.int32), stable=True)
     numbers = torch.arange(experts + 1, device=chosen.device, dtype=torch.int32)
     starts = torch.searchsorted(in_order, numbers)  # (E + 1,), without the rows that fill up groups
@@ -382,7 +382,7 @@ def balance_loss(probabilities: Tensor, chosen: Tensor, real: Tensor) -> Tensor:
 
     probabilities: (M, E), chosen: (M, k), real: (M,)."""
     experts = probabilities.shape[1]
-    share = mean_over(one_hot(chosen, experts).sum(1), real)
+    share = mean_over(one_hot(chosen, experts).sum(1).to(probabilities.dtype), real)
     return experts * (share * mean_over(probabilities, real)).sum()
 
 
