@@ -80,7 +80,7 @@ class GatherTokens(torch.autograd.Function):
         return torch.where((slot < row.numel())[:, None], x[token], 0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (row,) = ctx.saved_tensors
         return pick_rows(grad, row).sum(1), None, None
 
@@ -94,7 +94,7 @@ class CombineExperts(torch.autograd.Function):
         return (pick_rows(y, row) * weight[..., None]).sum(1).to(y.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         y, weight, row, slot = ctx.saved_tensors
         at = slot.clamp(max=row.numel() - 1)
         grad_y = grad[at // row.shape[1]] * weight.flatten()[at][:, None]

@@ -45,7 +45,7 @@ def find_matrices(model: nn.Module) -> list[WeightMatrix]:
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     modules = [module for stack in stacks for module in stack.blocks.modules()]
     joined: dict[nn.Module, tuple[int, list[int]]] = {}  # blocks, and the number of rows of each matrix in a block
-    found = []
+    found: list[WeightMatrix] = []
 
     def add(weight: Tensor, blocks: int, each: list[int], expert: int | None = None) -> None:
         ends = [*itertools.accumulate(each, initial=0)]
