@@ -1,7 +1,7 @@
 """`regard look`: a page, pictures and numbers that show what a model does.
 
-`page` writes an HTML page; `attention`, `statistics`, `experts`, `alignment`, `gradients`, `training` and `positions` draw one
-thing each; `change` and `heads` compare a model with itself after an intervention.
+`page` writes an HTML page; `attention`, `statistics`, `experts`, `alignment`, `gradients`, `training` and `positions` draw
+one thing each; `change` and `heads` compare a model with itself after an intervention.
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ y = sum over the chosen experts i of g_i E_i(x). The three forms differ in how g
 
 The weights of all experts are stacked, `inner` (E, F, C) and `outer` (E, C, F), without biases. Tokens are sorted by expert,
 so that the tokens of an expert are neighbouring rows, and each matrix of all experts is one grouped product
-(kernels/grouped_linear.py). Everything has a size that follows from the number of tokens alone, and nothing is read by the
-host on a GPU. The router works in fp32 and is not quantized; neither are the experts (layers/quantization.py has int8 for
-linear layers alone, and a decoding step reads only some of the experts).
+(kernels/grouped_linear.py); a decoding step on a GPU multiplies all experts (kernels/expert_step.py). Every size follows
+from the number of tokens alone, and on a GPU nothing is read by the host, so a step can be captured in a CUDA graph.
+
+The router works in fp32. Neither it nor the experts are quantized on a CPU: layers/quantization.py has int8 for linear
+layers alone, and a decoding step reads only a few of the experts.
 
 Padding is sent to no expert, its output is 0, and it counts in no loss. The losses are means over the tokens of the batch.
 """
@@ -31,10 +33,11 @@ from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.device import without_autocast, working_dtype
 from regard.errors import RegardError
+from regard.kernels.expert_step import can_multiply_all, expert_step, top_k_gates
 from regard.kernels.grouped_linear import TILE, grouped_linear
 from regard.kernels.linear_activation import ACTIVATIONS
 from regard.kernels.weight_layout import gate_block, split_gates
-from regard.layers.context import Context, apply_step
+from regard.layers.context import Context, apply_step, has_hooks
 from regard.layers.part import FeedForward, Place
 
 # ---- sorting tokens by expert --------------------------------------------------------------------------------------------
@@ -123,9 +126,12 @@ class Experts(FeedForward):
     """Base class of mixtures of experts. A subclass chooses experts and their weights in `route`."""
 
     auxiliary = True
-    gated: ClassVar[bool] = False
+    renormalizes: ClassVar[bool] = (
+        True  # without noise, weights are the probabilities of the chosen divided by their sum
+    )
     observed: ClassVar[dict[str, str]] = {"experts": "gates"}
     load: Tensor
+    no_loss: Tensor
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
@@ -138,6 +144,7 @@ class Experts(FeedForward):
         self.gates = nn.Identity()  # receives the weights of all experts, for observers
         # Tokens by expert, and those that were dropped, since the trainer last read them (`expert_loads`).
         self.register_buffer("load", torch.zeros(self.experts + 1), persistent=False)
+        self.register_buffer("no_loss", torch.zeros(()), persistent=False)  # of a decoding step
 
     @classmethod
     def experts_per_token(cls, settings: Any) -> int:
@@ -155,6 +162,7 @@ class Experts(FeedForward):
         """Draw the router, whose first probabilities are nearly equal; the matrices of an expert start as in `dense`."""
         nn.init.normal_(self.router, std=0.02)
         self.load.zero_()
+        self.no_loss.zero_()
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         width = self.outer.shape[2]
@@ -175,6 +183,14 @@ class Experts(FeedForward):
             with torch.no_grad():
                 self.load += torch.cat([counts, real.sum(0, keepdim=True) * self.top_k - counts.sum(0, keepdim=True)])
         return y.view_as(x), routing.loss
+
+    def step(self, x: Tensor, ctx: Context, kept: Any) -> tuple[Tensor, Tensor]:
+        """Send one more token of each row to its experts, (N, C) -> (N, C); on a GPU by fused kernels."""
+        if self.training or has_hooks(self) or not can_multiply_all(x, self.experts, self.top_k):
+            return self(x, ctx)
+        gates = top_k_gates(x, self.router, ctx.real, self.top_k, self.renormalizes)
+        inner, outer = self.inner.to(x.dtype), self.outer.to(x.dtype)
+        return expert_step(x, gates, inner, outer, self.activation, self.gated), self.no_loss
 
     def route(self, x: Tensor, real: Tensor, ctx: Context) -> Routing:
         """Choose the experts of the tokens x (M, C), in fp32 at least, of which `real` (M,) are no padding."""
@@ -331,6 +347,8 @@ class Switch(Experts):
         balance: float = setting(0.01, "weight of the loss that keeps the experts' shares even")
         z_loss: float = setting(0.001, "weight of the router z-loss, which keeps the router's logits small")
         jitter: float = setting(0.01, "training: the router's inputs are multiplied by 1 +- this, at random", below=1)
+
+    renormalizes: ClassVar[bool] = False
 
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)

@@ -51,7 +51,8 @@ def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
 PRESETS = {
     "gpt2": "gpt2", "llama": "llama-7b", "bloom": "bloom", "bert": "bert-base", "roberta": "roberta-base",
     "roformer": "roformer-base", "deberta-1": "deberta-base", "deberta-3": "deberta-v3-base", "t5": "t5-small",
-    "t5-1.1": "t5-v1.1-small", "mixtral": "mixtral-8x7b", "switch": "switch-base-8", "bart": "bart-base", "vit": "vit-base-16",
+    "t5-1.1": "t5-v1.1-small", "mixtral": "mixtral-8x7b", "switch": "switch-base-8", "bart": "bart-base",
+    "vit": "vit-base-16",
 }  # fmt: skip
 SIZES = {
     *(
@@ -147,7 +148,7 @@ def test_greedy_translations_are_theirs(name: str, tmp_path: Path) -> None:
         "num_beams": 1,
         "max_new_tokens": 12,
         "suppress_tokens": [padding],
-        "use_cache": name == "switch",  # without a cache the capacity of its experts drops tokens of the decoder
+        "use_cache": name == "switch",  # without a cache its experts drop tokens of the decoder
     }
     expected = peer.generate(theirs, attention_mask=torch.ones_like(theirs), **settings)[0]
     assert package.token_template.start == ((2, 0) if name == "bart" else (peer.config.decoder_start_token_id,))

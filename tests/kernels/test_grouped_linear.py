@@ -1,4 +1,4 @@
-"""Grouped products: the definition and the Triton kernels (interpreted on a CPU) against products in float64, one a group."""
+"""Grouped products: the definition and the Triton kernels (interpreted on a CPU) against one product a group in float64."""
 
 from __future__ import annotations
 

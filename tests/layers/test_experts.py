@@ -10,6 +10,7 @@ import pytest
 import torch
 from configured import model_config
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from regard.config import TrainConfig
 from regard.errors import RegardError
@@ -418,3 +419,34 @@ def test_int8_leaves_experts_and_router_in_fp32() -> None:
     assert {p.dtype for p in part.parameters()} == {torch.float32}
     assert len(expert_loads(net)) == 2
     assert net(torch.randint(5, 30, (2, 5))).isfinite().all()
+
+
+# ---- compiled --------------------------------------------------------------------------------------------------------
+
+
+def multiply_by_masks(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Grouped products that ask for no sizes, as on a GPU."""
+    group = (torch.arange(len(x))[:, None] >= ends).sum(1)  # (P,)
+    return sum(torch.where((group == e)[:, None], x @ w.T, 0) for e, w in enumerate(weight))  # type: ignore[return-value]
+
+
+@pytest.mark.slow
+@every
+def test_a_layer_is_compiled_once_for_all_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the products, which are an operator on a GPU, nothing needs the host: neither sizes nor numbers."""
+    monkeypatch.setattr("regard.layers.experts.grouped_linear", multiply_by_masks)
+    part = layer(name, **{"switch.jitter": 0.0, "switch.capacity": 2} if name == "switch" else {}).float()
+    if name == "noisy-experts":
+        part.noise.data.fill_(-100.0)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(part, backend=counter, dynamic=True, fullgraph=True)
+    graphs = []
+    for width in (7, 9, 12):
+        x, ctx = inputs(2, width, C).float().abs(), context(width, 4)
+        found, wanted = (run(x.requires_grad_(), ctx) for run in (compiled, part))
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        grads = [torch.autograd.grad(y.sum() + loss, x)[0] for y, loss in (found, wanted)]
+        torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
+        graphs.append(counter.frame_count)
+    assert len(set(graphs)) == 1
