@@ -202,6 +202,8 @@ def test_the_gate_starts_at_zero_and_noise_alone_chooses() -> None:
     part = make_part("feedforward", "noisy-experts", model_config(d_model=C, d_ff=F), Place("encoder")).train()
     assert not part.router.any()
     assert not part.noise.any()
+    for matrices in (part.inner, part.outer):
+        nn.init.normal_(matrices)
     part(torch.randn(1, 4000, C), context(4000))
     assert (part.load[:-1] > 800).all(), "8 experts with 1000 of 8000 assignments each"
     with torch.no_grad():
