@@ -17,8 +17,6 @@ from regard.layers.part import Place, settings_of
 def replaced(config: ModelConfig, **settings: Any) -> ModelConfig:
     """`replaced(config, d_model=8, **{"rope.base": 100.0})`."""
     plain = {name: value for name, value in settings.items() if "." not in name}
-    if isinstance(plain.get("mixer"), str):
-        plain["mixer"] = (plain["mixer"],)
     config = dataclasses.replace(config, **plain)
     for name, value in settings.items():
         table, _, key = name.rpartition(".")

@@ -1,7 +1,7 @@
 """`regard look`: a page, pictures and numbers that show what a model does.
 
-`page` writes an HTML page; `attention`, `statistics`, `alignment`, `gradients`, `training` and `positions` draw one thing
-each; `change` and `heads` compare a model with itself after an intervention.
+`page` writes an HTML page; `attention`, `statistics`, `experts`, `alignment`, `gradients`, `training` and `positions` draw
+one thing each; `change` and `heads` compare a model with itself after an intervention.
 """
 
 from __future__ import annotations
@@ -310,6 +310,29 @@ def look_statistics(
     if not json:
         print(found)
     write_results(found, json, output, "statistics.png", {csv: "save_csv"}, [file])
+
+
+@look_app.command("experts", settings=("decode",))
+def look_experts(
+    context: typer.Context,
+    model: Model,
+    text: Annotated[str, typer.Argument(help="The text to read.")],
+    output: Picture = None,
+    csv: Csv = None,
+    json: Json = False,
+    device: Device = "cpu",
+    to: To = None,
+) -> None:
+    """Draw which token went to which expert (mixtures of experts)."""
+    from regard.device import pick_device
+    from regard.exchange.loader import load_model as load
+    from regard.look.expert_figure import trace_experts
+
+    options = decode_settings(context, to)
+    found = trace_experts(load(model, pick_device(device), "fp32"), text, **options)
+    if not json:
+        print(found)
+    write_results(found, json, output, "experts.png", {csv: "save_csv"})
 
 
 @look_app.command("gradients", settings=ALL_SECTIONS)

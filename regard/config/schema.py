@@ -12,7 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from regard.config.registry import ALIGNMENT, BLOCKS, IMAGES, RECURRENT, RESERVED_NAMES, TABLES, register_table, setting
+from regard.config.registry import (
+    ALIGNMENT,
+    BLOCKS,
+    IMAGES,
+    RECURRENT,
+    RESERVED_NAMES,
+    TABLES,
+    register_table,
+    setting,
+    split_names,
+)
 from regard.errors import RegardError
 
 
@@ -188,9 +198,9 @@ class ModelConfig:
         part="mixer",
         of=BLOCKS,
     )
-    feedforward: str = setting(
-        "dense",
-        "feed-forward layer of a block: dense, or gated = GLU (SwiGLU, GEGLU)",
+    feedforward: tuple[str, ...] = setting(
+        ("dense",),
+        "feed-forward layer of the blocks: one part, or several that are repeated over the blocks",
         part="feedforward",
         of=BLOCKS,
     )
@@ -230,6 +240,9 @@ class ModelConfig:
     parts: Mapping[str, Any] = field(default=PartSettings())
 
     def __post_init__(self) -> None:
+        for name in ("mixer", "feedforward"):  # one name is a list of one
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, tuple(split_names(value)))
         if not isinstance(self.parts, PartSettings):
             object.__setattr__(self, "parts", PartSettings(self.parts))
 

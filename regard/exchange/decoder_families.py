@@ -1,7 +1,8 @@
-"""Decoder-only families: GPT-2, LLaMA, BLOOM."""
+"""Decoder-only families: GPT-2, LLaMA, Mixtral, BLOOM."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from regard.exchange.tensor_rules import (
     interleave_gates,
     interleave_qkv,
     interleave_rotary,
+    join_experts,
     join_layers,
 )
 
@@ -152,13 +154,26 @@ def llama_rules(config: ModelConfig) -> Iterator[Rule]:
         yield from join_layers(f"{ours}.sublayers.self.qkv", qkv, interleave_qkv(config), turned, names)
         yield from copy_layer(f"{ours}.sublayers.self.out", f"{theirs}.self_attn.o_proj", names=names)
         yield from copy_layer(f"{ours}.norms.ff", f"{theirs}.post_attention_layernorm", names=WEIGHT)
+        if config.feedforward == ("mixtral",):
+            yield from mixtral_rules(f"{ours}.sublayers.ff", f"{theirs}.block_sparse_moe", config)
+            continue
         gate = {f"{theirs}.mlp.{x}_proj": config.d_ff for x in ("gate", "up")}
         yield from join_layers(f"{ours}.sublayers.ff.inner", gate, interleave_gates(config), names=names)
         yield from copy_layer(f"{ours}.sublayers.ff.outer", f"{theirs}.mlp.down_proj", names=names)
 
 
-def llama_read(their: Their) -> dict[str, Any]:
-    """Return our rotary settings and biases.
+def mixtral_rules(ours: str, theirs: str, config: ModelConfig) -> Iterator[Rule]:
+    """Yield the rules of a mixture of experts: its router, and the gates w1, values w3 and outputs w2 of each expert."""
+    experts = range(config.value("mixtral.experts"))
+    yield Rule(f"{ours}.router", (SourceTensor(f"{theirs}.gate.weight"),))
+    inner = [f"{theirs}.experts.{e}.{name}" for e in experts for name in ("w1", "w3")]
+    yield join_experts(f"{ours}.inner", inner, config.d_ff, len(experts), interleave_gates(config))
+    outer = [f"{theirs}.experts.{e}.w2" for e in experts]
+    yield join_experts(f"{ours}.outer", outer, config.d_model, len(experts))
+
+
+def llama_read(their: Their, rope_theta: float = 10000.0) -> dict[str, Any]:
+    """Return our rotary settings and biases; `rope_theta` is the default of the family.
 
     Rotary settings are in `rope_parameters`, or in `rope_theta` and `rope_scaling` before transformers 5.
     """
@@ -168,7 +183,7 @@ def llama_read(their: Their) -> dict[str, Any]:
             f"config.json has rope_parameters {rope!r}, which must be an object such as {{'rope_type': ...}}"
         )
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    base = rope.get("rope_theta") or their.get("rope_theta") or 10000.0
+    base = rope.get("rope_theta") or their.get("rope_theta") or rope_theta
     heads = read_size(their, "num_attention_heads")
     ours: dict[str, Any] = {"dropout": 0.0, "rope.base": base, **read_tie(their, False)}
     ours["n_kv_heads"] = read_size(their, "num_key_value_heads", default=heads)
@@ -215,7 +230,7 @@ LLAMA = Family(
     fixed_settings={
         "norm": "pre",
         "norm_kind": "rms",
-        "feedforward": "gated",
+        "feedforward": ("gated",),
         "positions": "rope",
         "scale_embeddings": False,
     },
@@ -227,6 +242,28 @@ LLAMA = Family(
     write_settings=llama_write,
     custom_settings=("bias", "rope.base", "rope.scaling", "rope.factor"),
     derived_settings=no_values,
+)
+
+
+MIXTRAL = dataclasses.replace(
+    LLAMA,
+    name="Mixtral",
+    model_type="mixtral",
+    classes={"MixtralForCausalLM": ModelClass()},
+    settings=(
+        *(s for s in LLAMA.settings if s.ours not in ("max_len", "norm_eps")),
+        Setting("max_position_embeddings", "max_len", 131072),
+        Setting("rms_norm_eps", "norm_eps", 1e-5),
+        Setting("num_local_experts", "mixtral.experts", 8),
+        Setting("num_experts_per_tok", "mixtral.top_k", 2),
+        Setting("router_aux_loss_coef", "mixtral.balance", 0.001),
+    ),
+    fixed_settings={**LLAMA.fixed_settings, "feedforward": ("mixtral",), "bias": False},
+    supported_values={"sliding_window": (None,), "router_jitter_noise": (0.0,)},
+    old_names=((r"\.mlp\.(gate|experts)\.", r".block_sparse_moe.\1."),),
+    read_settings=lambda their: llama_read(their, 1e6),
+    write_settings=lambda config: {k: v for k, v in llama_write(config).items() if not k.endswith("_bias")},
+    custom_settings=("rope.base", "rope.scaling", "rope.factor"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Encoder-decoder families: T5, BART, Marian."""
+"""Encoder-decoder families: T5, Switch Transformers, BART, Marian."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from regard.exchange.tensor_rules import (
     interleave_kv,
     interleave_qkv,
     interleave_sinusoids,
+    join_experts,
     join_layers,
     scale,
 )
@@ -33,7 +34,7 @@ BOTH_SIDES = {"encoder": ("self", "ff"), "decoder": ("self", "cross", "ff")}
 
 
 def is_gated(config: ModelConfig) -> bool:
-    return config.feedforward == "gated"
+    return config.feedforward == ("gated",)
 
 
 def count_layers(config: ModelConfig, side: str) -> int:
@@ -56,7 +57,10 @@ def t5_rules(config: ModelConfig) -> Iterator[Rule]:
             for n, part in enumerate(parts):
                 ours, theirs = f"{side}.blocks.{i}", f"{side}.block.{i}.layer.{n}"
                 yield from copy_layer(f"{ours}.norms.{part}", f"{theirs}.layer_norm", names=WEIGHT)
-                yield from t5_sublayer_rules(part, f"{ours}.sublayers.{part}", theirs, config)
+                if part == "ff" and "switch" in config.feedforward:
+                    yield from switch_rules(f"{ours}.sublayers.{part}", f"{theirs}.mlp", config, i)
+                else:
+                    yield from t5_sublayer_rules(part, f"{ours}.sublayers.{part}", theirs, config)
 
 
 def t5_sublayer_rules(part: str, ours: str, theirs: str, config: ModelConfig) -> Iterator[Rule]:
@@ -98,7 +102,7 @@ def t5_read(their: Their) -> dict[str, Any]:
         raise RegardError(f"config.json asks for feed_forward_proj {their['feed_forward_proj']!r}, which Regard lacks")
     scale = their.get("scale_decoder_outputs", their.get("tie_word_embeddings", True) is not False)
     layers = {"n_decoder_layers": read_size(their, "num_decoder_layers", "num_layers")}
-    return layers | {"feedforward": gate or "dense", "activation": ACTIVATIONS[act], "scale_logits": bool(scale)}
+    return layers | {"feedforward": (gate or "dense",), "activation": ACTIVATIONS[act], "scale_logits": bool(scale)}
 
 
 def t5_write(config: ModelConfig) -> dict[str, Any]:
@@ -141,8 +145,124 @@ T5 = Family(
     read_settings=t5_read,
     write_settings=t5_write,
     custom_settings=("feedforward", "scale_logits"),
+    find_differences=lambda config: (
+        [] if config.feedforward in (("dense",), ("gated",)) else [f"feedforward is {config.feedforward!r}"]
+    ),
     allowed_ties=("all", "inputs"),
     derived_settings=lambda config: {"n_kv_heads": config.n_heads},
+)
+
+
+# ---- Switch Transformers ------------------------------------------------------------------------------------------------
+
+UNLIMITED = 1 << 30  # the capacity that stands for none
+
+
+def switch_rules(ours: str, theirs: str, config: ModelConfig, block: int) -> Iterator[Rule]:
+    """Yield the rules of the feed-forward layer of a block, dense or a mixture of experts."""
+    if has_experts(config, block):
+        experts = range(config.value("switch.experts"))
+        yield Rule(f"{ours}.router", (SourceTensor(f"{theirs}.router.classifier.weight"),))
+        names = [f"{theirs}.experts.expert_{e}" for e in experts]
+        yield join_experts(f"{ours}.inner", [f"{name}.wi" for name in names], config.d_ff, len(experts))
+        yield join_experts(f"{ours}.outer", [f"{name}.wo" for name in names], config.d_model, len(experts))
+    else:
+        yield from copy_layer(f"{ours}.inner", f"{theirs}.wi", names=WEIGHT)
+        yield from copy_layer(f"{ours}.outer", f"{theirs}.wo", names=WEIGHT)
+
+
+def has_experts(config: ModelConfig, block: int) -> bool:
+    return config.feedforward[block % len(config.feedforward)] == "switch"
+
+
+def list_sparse(layers: int, sparse: int) -> list[bool]:
+    """Return which of `layers` blocks have experts, if config.json says that `sparse` of them have."""
+    step = layers // sparse if sparse > 0 else layers
+    return [step == 1 or i % max(step, 1) == 1 for i in range(layers)]
+
+
+def switch_read(their: Their) -> dict[str, Any]:
+    """Return which blocks have experts, as a list that is repeated over the blocks of both sides; capacity and tying."""
+    layers = read_size(their, "num_layers"), read_size(their, "num_decoder_layers", "num_layers")
+    sparse = [their.get(f"num_sparse_{side}_layers", 3) for side in ("encoder", "decoder")]
+    flags = sorted((list_sparse(n, m) for n, m in zip(layers, sparse, strict=True)), key=len)
+    pattern = next(
+        (flags[1][:n] for n in range(1, len(flags[1]) + 1) if all(repeats(flags[1][:n], x) for x in flags)), None
+    )
+    if pattern is None:
+        raise RegardError(
+            f"config.json has experts in other blocks of the encoder than of the decoder (num_sparse_encoder_layers "
+            f"{sparse[0]}, num_sparse_decoder_layers {sparse[1]}): Regard has one list for both"
+        )
+    tied, capacity = bool(their.get("tie_word_embeddings", True)), read_size(their, "expert_capacity", default=64)
+    return {
+        "n_decoder_layers": layers[1],
+        "feedforward": tuple("switch" if x else "dense" for x in pattern),
+        "switch.capacity": 0 if capacity >= UNLIMITED else capacity,
+        **{"tie": "all" if tied else "inputs", "scale_logits": tied},
+    }
+
+
+def repeats(pattern: list[bool], flags: list[bool]) -> bool:
+    return all(x == pattern[i % len(pattern)] for i, x in enumerate(flags))
+
+
+def find_sparse(config: ModelConfig, side: str) -> int | None:
+    """Return the number of blocks with experts that `list_sparse` turns into those of the model, or None."""
+    n = count_layers(config, side)
+    wanted = [has_experts(config, i) for i in range(n)]
+    return next((m for m in range(n, 0, -1) if list_sparse(n, m) == wanted), None)
+
+
+def switch_write(config: ModelConfig) -> dict[str, Any]:
+    """Return the settings of `switch_read` in their spelling."""
+    sparse = {f"num_sparse_{side}_layers": find_sparse(config, side) for side in BOTH_SIDES}
+    capacity = config.value("switch.capacity") or UNLIMITED
+    theirs = {"num_decoder_layers": config.n_decoder_layers, "expert_capacity": capacity}
+    return {**sparse, **theirs, "tie_word_embeddings": config.tie == "all"}
+
+
+def find_switch_differences(config: ModelConfig) -> list[str]:
+    wrong = []
+    if not {*config.feedforward} <= {"dense", "switch"} or "switch" not in config.feedforward:
+        wrong.append(f"feedforward is {config.feedforward!r}")
+    elif any(find_sparse(config, side) is None for side in BOTH_SIDES):
+        wrong.append(f"feedforward is {config.feedforward!r}: the second of every few blocks must have the experts")
+    if config.scale_logits != (config.tie == "all"):
+        wrong.append(f"scale_logits is {config.scale_logits} where tie is {config.tie}")
+    return wrong
+
+
+SWITCH = Family(
+    name="Switch Transformers",
+    model_type="switch_transformers",
+    architecture="transformer",
+    task="span-corruption",
+    classes={"SwitchTransformersForConditionalGeneration": ModelClass()},
+    settings=(
+        *T5.settings,
+        Setting("dense_act_fn", "activation", "relu", ACTIVATIONS),
+        Setting("num_experts", "switch.experts", 8),
+        Setting("router_jitter_noise", "switch.jitter", 0.01),
+        Setting("router_aux_loss_coef", "switch.balance", 0.001),
+        Setting("router_z_loss_coef", "switch.z_loss", 0.001),
+    ),
+    fixed_settings={**T5.fixed_settings, "switch.capacity_factor": 0.0, "switch.eval_capacity_factor": 0.0},
+    supported_values={
+        **T5.supported_values,
+        "router_bias": (False,),
+        "router_dtype": ("float32",),
+        "is_gated_act": (False,),
+    },
+    rules=t5_rules,
+    copies=list_t5_copies,
+    ignored=T5.ignored,
+    read_settings=switch_read,
+    write_settings=switch_write,
+    custom_settings=("feedforward", "scale_logits", "switch.capacity"),
+    find_differences=find_switch_differences,
+    allowed_ties=("all", "inputs"),
+    derived_settings=T5.derived_settings,
 )
 
 

@@ -8,14 +8,17 @@ from regard.config import ModelConfig
 from regard.config.recipes import format_value
 from regard.errors import RegardError
 from regard.exchange.deberta_family import DEBERTA, DEBERTA2
-from regard.exchange.decoder_families import BLOOM, GPT2, LLAMA
-from regard.exchange.encoder_decoder_families import BART, MARIAN, T5
+from regard.exchange.decoder_families import BLOOM, GPT2, LLAMA, MIXTRAL
+from regard.exchange.encoder_decoder_families import BART, MARIAN, SWITCH, T5
 from regard.exchange.encoder_families import BERT, ROBERTA, ROFORMER, VIT
 from regard.exchange.model_family import Family, ModelClass
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for family in (GPT2, LLAMA, BLOOM, BERT, ROBERTA, ROFORMER, DEBERTA, DEBERTA2, T5, BART, MARIAN, VIT)
+    for family in (
+        *(GPT2, LLAMA, MIXTRAL, BLOOM, BERT, ROBERTA, ROFORMER, DEBERTA, DEBERTA2),
+        *(T5, SWITCH, BART, MARIAN, VIT),
+    )
 }
 
 

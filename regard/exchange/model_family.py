@@ -120,6 +120,8 @@ class Family:
     # Tensors of ours changed so that the model computes the same without the biases that theirs lack.
     absorb: Callable[[ModelConfig, dict[str, Tensor]], dict[str, Tensor]] = no_values
     custom_settings: tuple[str, ...] = ()  # settings of ours that `read_settings` and `write_settings` handle
+    # What `custom_settings` have that no model of the family has, in words.
+    find_differences: Callable[[ModelConfig], list[str]] = lambda config: []
     # Values that other settings determine.
     derived_settings: Callable[[ModelConfig], dict[str, Any]] = lambda config: split_evenly(config)
 
@@ -168,6 +170,7 @@ class Family:
         ]
         if config.tie not in self.allowed_ties:
             different.append(f"tie is {config.tie!r}, not {' or '.join(map(repr, self.allowed_ties))}")
+        different += self.find_differences(config)
         return different + [f"{s.ours} is {config.value(s.ours)!r}" for s in self.settings if not s.allows(config)]
 
 
@@ -180,7 +183,7 @@ def split_evenly(config: ModelConfig) -> dict[str, Any]:
 USUAL_SETTINGS: dict[str, Any] = {
     "norm_eps": 1e-5, "norm_kind": "layer", "bias": True, "parallel": False, "scale_embeddings": False,
     "embedding_norm": False, "scale_logits": False, "head_bias": False,
-    "encoder_positions": "", "cross_positions": "none", "mixer": ("attention",), "feedforward": "dense",
+    "encoder_positions": "", "cross_positions": "none", "mixer": ("attention",), "feedforward": ("dense",),
 }  # fmt: skip
 
 

@@ -115,6 +115,12 @@ def join_layers(
         yield Rule(f"{ours}.{name}", tuple(sources), steps=(together,))
 
 
+def join_experts(ours: str, theirs: Sequence[str], rows: int, experts: int, each: Step | None = None) -> Rule:
+    """Return the rule of a weight that stacks those of experts; `theirs` are the names by expert, `rows` of each."""
+    sources = tuple(SourceTensor(f"{name}.weight", rows=rows) for name in theirs)
+    return Rule(ours, sources, steps=(stack_experts(experts, each),))
+
+
 def export_tensors(rules: Iterable[Rule], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our tensors as theirs, by the name that theirs have."""
     return {name: x.contiguous() for rule in rules for name, x in rule.to_theirs(own[rule.ours]).items()}
@@ -171,6 +177,19 @@ def interleave_kv(config: ModelConfig) -> Step:
 def interleave_gates(config: ModelConfig) -> Step:
     """Return the step from all gates, all values to alternating blocks of them."""
     return interleave("gates and values in turns", config.d_ff // gate_block(config.d_ff), 1, 1)
+
+
+def stack_experts(experts: int, each: Step | None = None) -> Step:
+    """Return the step from the matrices of all experts one below the other to a stack of them, each taken through `each`."""
+
+    def to_ours(x: Tensor) -> Tensor:
+        matrices = x.unflatten(0, (experts, -1))
+        return matrices if each is None else torch.stack([each.to_ours(matrix) for matrix in matrices])
+
+    def to_theirs(x: Tensor) -> Tensor:
+        return (x if each is None else torch.stack([each.to_theirs(matrix) for matrix in x])).flatten(0, 1)
+
+    return Step("stacked" if each is None else f"{each.name}, stacked", to_ours, to_theirs)
 
 
 def drop_first_rows(n: int) -> Step:

@@ -11,5 +11,6 @@ from regard.layers.positions import relative as relative
 from regard.layers.mixers import attention as attention
 from regard.layers.mixers import convolution as convolution
 from regard.layers import feedforward as feedforward
+from regard.layers import experts as experts
 from regard.layers import cells as cells
 from regard.layers import recurrent_attention as recurrent_attention

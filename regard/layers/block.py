@@ -144,18 +144,20 @@ def make_block(config: ModelConfig, sublayers: dict[str, nn.Module]) -> Block:
 
 
 def make_blocks(config: ModelConfig, n: int, side: str, causal: bool, crosses: bool = False) -> Iterator[Block]:
-    """Yield n blocks; their mixers follow the configured list, which is repeated as often as needed."""
+    """Yield n blocks; their mixers and feed-forward layers follow the configured lists, repeated as often as needed."""
     for i in range(n):
         place = Place(side, i, causal)
-        sublayers = {"self": make_part("mixer", *mixer_at(config, place))}
+        sublayers = {"self": make_part("mixer", *part_at("mixer", config, place))}
         if crosses:
             sublayers["cross"] = CrossAttention(config)
         if config.d_ff:
-            sublayers["ff"] = make_part("feedforward", config.feedforward, config, place)
+            sublayers["ff"] = make_part("feedforward", *part_at("feedforward", config, place))
         yield make_block(config, sublayers)
 
 
-def mixer_at(config: ModelConfig, place: Place) -> tuple[str, ModelConfig, Place]:
-    """Return the mixer name of block `place.index`, the configuration, and the place counted among mixers of that name."""
-    names = [config.mixer[i % len(config.mixer)] for i in range(place.index + 1)]
+def part_at(kind: str, config: ModelConfig, place: Place) -> tuple[str, ModelConfig, Place]:
+    """Return the name of the mixer or feed-forward layer of block `place.index`, the configuration, and the place
+    counted among parts of that name."""
+    listed: tuple[str, ...] = getattr(config, kind)
+    names = [listed[i % len(listed)] for i in range(place.index + 1)]
     return names[-1], config, replace(place, index=names.count(names[-1]) - 1)

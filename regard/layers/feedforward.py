@@ -19,7 +19,6 @@ from regard.layers.part import FeedForward, Place
 class Dense(FeedForward):
     """Two matrices with an activation between them."""
 
-    gated: ClassVar[bool] = False
     tensor_parallel: ClassVar[dict[str, str]] = {"inner": "column", "outer": "row"}
     observed: ClassVar[dict[str, str]] = {"inner": "outer"}
 

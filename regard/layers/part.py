@@ -47,7 +47,7 @@ class Part(nn.Module):
     Settings: ClassVar[type] = NoSettings  # a frozen dataclass whose fields are made with `registry.setting`
     tensor_parallel: ClassVar[dict[str, str]] = {}  # child or parameter -> "column", "row" or "expert"; else replicated
     no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters without weight decay
-    random: ClassVar[bool] = False  # draws random numbers in training by something other than nn.Dropout
+    random: bool = False  # draws random numbers in training by something other than nn.Dropout
     observed: ClassVar[dict[str, str]] = {}  # name -> child whose input `look.record` stores under this name
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
@@ -75,7 +75,8 @@ class Part(nn.Module):
         """Return how the fused weights of child layers are divided, for Muon, which treats each matrix separately.
 
         A fused weight holds the rows of several matrices, interleaved in blocks (kernels/weight_layout.py). The result
-        maps the child's name to the number of blocks and the number of rows of each matrix in a block."""
+        maps the child's name to the number of blocks and the number of rows of each matrix in a block. The name may also
+        be that of an own parameter (E, R, C), a stack of E such weights."""
         return {}
 
     def cut_sizes(self) -> dict[str, int]:
@@ -187,7 +188,13 @@ class FeedForward(Part):
 
     kind = "feedforward"
     auxiliary: ClassVar[bool] = False
+    gated: ClassVar[bool] = False  # its first matrix has gates and values (kernels/weight_layout.py)
     fused_step: Callable[[Tensor, nn.Module | None, Tensor | None, Context, Any], Tensor] | None = None
+
+    @classmethod
+    def experts_per_token(cls, settings: Any) -> int:
+        """Return how many experts of the layer a token uses; 0: there is one layer for all tokens."""
+        return 0
 
     def forward(self, x: Tensor, ctx: Context) -> Any:
         """Transform every token by itself, (..., C) -> (..., C)."""

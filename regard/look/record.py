@@ -24,6 +24,7 @@ returns how far it is from the result of the recomputed weights.
 | encoder.0.self.output  | the output of the sublayer                                                                |
 | encoder.0.self.stream  | the residual stream after it: x + output, or the norm of that in a post-norm model        |
 | encoder.0.ff.inner     | the input of the second matrix of a dense feed-forward layer                              |
+| encoder.0.ff.experts   | the weight of every expert in a mixture of experts, 0 where it was not chosen             |
 | encoder.output         | the output of the stack, after its last norm                                              |
 | logits                 | the output of the model                                                                   |
 

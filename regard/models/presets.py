@@ -49,6 +49,10 @@ LLAMA = {
     **{"positions": "rope", "target_vocab": 32000, "max_len": 2048, "dropout": 0.0},
 }
 LLAMA3 = {**LLAMA, "norm_eps": 1e-5, "rope": {"base": 500000.0}, "target_vocab": 128256, "max_len": 8192}
+MIXTRAL = {
+    **LLAMA,
+    **{"feedforward": "mixtral", "norm_eps": 1e-5, "n_kv_heads": 8, "rope": {"base": 1e6}, "max_len": 32768},
+}
 PALM = {
     **UNSCALED,
     **{
@@ -70,6 +74,7 @@ BLOOM = {
 GPT: Table = {
     "gpt-tiny": decoder(4, 128, 4, 512),
     "gpt-small": decoder(6, 256, 4, 1024),
+    "gpt-experts-tiny": {**decoder(4, 128, 4, 256), "feedforward": "mixtral", "activation": "silu"},
     "gpt-1": {**decoder(12, 768, 12, 3072), **GPT2, "norm": "post", "target_vocab": 40478, "max_len": 512},
     "gpt2": {**decoder(12, 768, 12, 3072), **GPT2},
     "gpt2-medium": {**decoder(24, 1024, 16, 4096), **GPT2},
@@ -80,6 +85,7 @@ GPT: Table = {
     "llama-13b": {**decoder(40, 5120, 40, 13824), **LLAMA},
     "llama2-70b": {**decoder(80, 8192, 64, 28672), **LLAMA, "n_kv_heads": 8, "norm_eps": 1e-5, "max_len": 4096},
     "llama3-8b": {**decoder(32, 4096, 32, 14336), **LLAMA3, "n_kv_heads": 8},
+    "mixtral-8x7b": {**decoder(32, 4096, 32, 14336), **MIXTRAL},
     "palm-8b": {**decoder(32, 4096, 16, 16384), **PALM},
     "palm-62b": {**decoder(64, 8192, 32, 32768), **PALM},
     "palm-540b": {**decoder(118, 18432, 48, 73728), **PALM},
@@ -152,6 +158,11 @@ T5 = {
     **{"ff_dropout": 0.1, "max_len": 512},
 }
 T5_1_1 = {**T5, "activation": "gelu-tanh", "feedforward": "gated", "scale_logits": False, "tie": "inputs"}
+SWITCH = {  # every second block has experts; their capacity is a number of tokens, as in transformers
+    **T5,
+    "feedforward": ("dense", "switch"),
+    "switch": {"capacity_factor": 0.0, "eval_capacity_factor": 0.0, "capacity": 64, "balance": 0.001},
+}
 BART = {
     **UNSCALED,
     **DROPOUTS,
@@ -161,6 +172,7 @@ BART = {
 
 TRANSFORMER: Table = {
     "transformer-tiny": encoder_decoder(4, 128, 4, 256),
+    "transformer-experts-small": {**encoder_decoder(4, 128, 4, 256), "feedforward": "noisy-experts"},
     "transformer-small": encoder_decoder(6, 256, 4, 1024),
     "transformer-base": encoder_decoder(6, 512, 8, 2048),
     "transformer-big": encoder_decoder(6, 1024, 16, 4096),
@@ -169,6 +181,7 @@ TRANSFORMER: Table = {
     "t5-large": {**encoder_decoder(24, 1024, 16, 4096), **T5},
     "t5-v1.1-small": {**encoder_decoder(8, 512, 6, 1024), **T5_1_1},
     "t5-v1.1-base": {**encoder_decoder(12, 768, 12, 2048), **T5_1_1},
+    "switch-base-8": {**encoder_decoder(12, 768, 12, 3072), **SWITCH},
     "bart-base": {**encoder_decoder(6, 768, 12, 3072), **BART},
     "bart-large": {**encoder_decoder(12, 1024, 16, 4096), **BART},
     "marian": {

@@ -13,7 +13,7 @@ from regard.config import ModelConfig, RecurrentSettings
 from regard.config.recipes import check_values, fields_of
 from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, architectures_with, chosen_tables
 from regard.errors import RegardError
-from regard.layers.block import mixer_at
+from regard.layers.block import part_at
 from regard.layers.part import Place, check_part
 from regard.layers.positions.scheme import mixers_of
 from regard.layers.recurrent_feedforward import feedforward_config
@@ -68,8 +68,9 @@ def head_sizes(config: ModelConfig, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def check_sizes(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[str, Any]) -> None:
     """Refuse sizes and settings that are out of range, contradict each other or would do nothing."""
-    if not config.mixer:
-        raise RegardError("model.mixer names no part: choose one, such as attention")
+    for kind, usual in (("mixer", "attention"), ("feedforward", "dense")):
+        if not getattr(config, kind):
+            raise RegardError(f"model.{kind} names no part: choose one, such as {usual}")
     attends = any(mixer.attends for mixer in mixers_of(config))
     for name in sizes:
         least = 0 if name == "d_ff" and not attends else 1
@@ -129,11 +130,10 @@ def check_parts(config: ModelConfig, sides: tuple[str, ...]) -> None:
         check_part("positions", config.positions_at(side), config, place)
         if side == "cross":
             continue
-        for i in range(len(config.mixer)):
-            name, _, own = mixer_at(config, dataclasses.replace(place, index=i))
-            check_part("mixer", name, config, own)
-        if config.d_ff:
-            check_part("feedforward", config.feedforward, config, place)
+        for kind in ("mixer", *(("feedforward",) if config.d_ff else ())):
+            for i in range(len(getattr(config, kind))):
+                name, _, own = part_at(kind, config, dataclasses.replace(place, index=i))
+                check_part(kind, name, config, own)
 
 
 def check_unused(config: ModelConfig, preset: Mapping[str, Any]) -> None:

@@ -62,9 +62,9 @@ class Progress:
     without_gain: int = 0  # validations since
     tokens: int = 0  # scored target tokens so far
     seconds: float = 0.0  # of training so far
-    running: list[float] = field(
-        default_factory=lambda: [0.0, 0.0, 0.0]
-    )  # sums of the objective since the last log line
+    # Since the last log line: sums of the objective, and tokens by layer and expert.
+    running: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    expert_loads: list[float] = field(default_factory=list)
     data: str = ""  # the key of the tokenized training data
 
     @classmethod
@@ -76,7 +76,8 @@ class Progress:
         places += [(progress.cursor.epoch, 0), (progress.cursor.batch, 0)]
         if not all(type(value) is int and least <= value <= LARGEST_COUNT for value, least in places):
             raise ValueError("a number in state.json is none that a run counts to")
-        if len(progress.running) < 3 or not all(math.isfinite(x) for x in (progress.seconds, *progress.running)):
+        sums = (progress.seconds, *progress.running, *progress.expert_loads)
+        if len(progress.running) < 3 or not all(math.isfinite(x) for x in sums):
             raise ValueError("the sums in state.json are not three or more finite numbers")
         return progress
 

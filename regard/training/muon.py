@@ -7,6 +7,7 @@ scaled to that of AdamW, 0.2 a weight (Moonlight), and the learning rate and wei
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -27,31 +28,39 @@ class WeightMatrix:
     weight: Tensor
     blocks: int
     rows: slice
+    expert: int | None = None  # which of the stacked weights (E, R, C) of experts it is in
 
     def view(self, x: Tensor) -> Tensor:
         """Return a view of these rows in a tensor shaped like the weight, (blocks, rows of a block, C)."""
-        return x.unflatten(0, (self.blocks, -1))[:, self.rows]
+        own = x if self.expert is None else x[self.expert]
+        return own.unflatten(0, (self.blocks, -1))[:, self.rows]
 
 
 def find_matrices(model: nn.Module) -> list[WeightMatrix]:
-    """Return the matrices of all linear layers inside the blocks.
+    """Return the matrices of all linear layers and experts inside the blocks.
 
     Matrices that share a fused weight (queries, keys and values, or the two of a gated layer) have interleaved rows in it
-    (kernels/weight_layout.py); each of them counts as a matrix of its own.
+    (kernels/weight_layout.py); each of them counts as a matrix of its own, and so does each of a stack of experts.
     """
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     modules = [module for stack in stacks for module in stack.blocks.modules()]
     joined: dict[nn.Module, tuple[int, list[int]]] = {}  # blocks, and the number of rows of each matrix in a block
+    found: list[WeightMatrix] = []
+
+    def add(weight: Tensor, blocks: int, each: list[int], expert: int | None = None) -> None:
+        ends = [*itertools.accumulate(each, initial=0)]
+        found.extend(WeightMatrix(weight, blocks, slice(*rows), expert) for rows in itertools.pairwise(ends))
+
     for module in modules:
-        if isinstance(module, Part):
-            joined |= {module.get_submodule(name): rows for name, rows in module.fused_matrices().items()}
-    found = []
+        for name, rows in module.fused_matrices().items() if isinstance(module, Part) else ():
+            if isinstance(stacked := getattr(module, name), nn.Parameter):
+                for expert in range(len(stacked)):
+                    add(stacked, *rows, expert)
+            else:
+                joined[module.get_submodule(name)] = rows
     for module in modules:
         if isinstance(module, nn.Linear):
-            start, (blocks, each) = 0, joined.get(module, (1, [module.out_features]))
-            for rows in each:
-                found.append(WeightMatrix(module.weight, blocks, slice(start, start + rows)))
-                start += rows
+            add(module.weight, *joined.get(module, (1, [module.out_features])))
     return found
 
 

@@ -20,6 +20,7 @@ from regard.data.batches import prefetch
 from regard.decode.constraints import free_decode_graphs
 from regard.errors import RegardError
 from regard.files import MANIFEST, exists, find_damage
+from regard.layers.experts import summarize_loads
 from regard.models.architectures import make_model
 from regard.models.weights import copy_weights, load_weights
 from regard.signals import Interrupted, StopRequest
@@ -62,6 +63,9 @@ class Trainer:
         )
         if self.ranks.is_first:  # the sums of all processes since the last line of metrics
             self.training_step.sums.copy_(torch.tensor(self.progress.running))
+            kept = iter(self.progress.expert_loads)
+            for load in self.training_step.expert_loads if self.progress.expert_loads else ():
+                load.copy_(torch.tensor([next(kept) for _ in load]))
         self.metrics = (
             MetricsLog(job.folder, self.progress.step, self.progress.validated) if self.ranks.is_first else NoMetrics()
         )
@@ -189,6 +193,7 @@ class Trainer:
         values = {"loss": loss / tokens, "nll": nll / tokens, **described}
         values |= {"lr": scheduled_learning_rate(self.config, progress.step)}
         values |= {"auxiliary_loss": self.training_step.auxiliary.item()} if self.training_step.has_auxiliary else {}
+        values |= self._read_expert_loads()
         values |= {"grad_norm": norm, "tokens": progress.tokens, "seconds": progress.seconds, **speed}
         values |= self._compare_ranks() | self._share_of_communication()
         self.metrics.write("train", progress.step, **values)
@@ -206,6 +211,16 @@ class Trainer:
         (step, seconds), self.logged = self.logged, (self.progress.step, self.progress.seconds)
         each = (self.progress.seconds - seconds) / max(1, self.progress.step - step)
         return {"communication": self.communication / each} if self.communication and each > 0 else {}
+
+    def _read_expert_loads(self) -> dict[str, Any]:
+        """Return how evenly the experts of a model were used since the last line, in all processes."""
+        loads = self.training_step.expert_loads
+        if not loads:
+            return {}
+        total = self.ranks.add_up(torch.cat(loads))
+        for load in loads:
+            load.zero_()
+        return summarize_loads(total.split([len(load) for load in loads]))
 
     def _compare_ranks(self) -> dict[str, float]:
         """Return how much of the time since the last line the processes waited for each other, and name a slow one."""
@@ -288,6 +303,8 @@ class Trainer:
         progress = self.progress
         if (progress.step, progress.validated) != self.saved:
             progress.running = self.ranks.add_up(self.training_step.sums).tolist()
+            loads = self.training_step.expert_loads
+            progress.expert_loads = self.ranks.add_up(torch.cat(loads)).tolist() if loads else []
             self.metrics.sync()
             optimizer = self.training_step.updater.optimizer
             self.checkpoints.wait()

@@ -134,7 +134,7 @@ def test_a_recipe_has_the_style_of_its_preset(tmp_path: Path) -> None:
     path = tmp_path / "llama.toml"
     path.write_text('[model]\npreset = "llama-7b"\nn_decoder_layers = 2\n')
     config, assumed = config_of(str(path), {})
-    assert (config.feedforward, config.norm_kind, config.n_decoder_layers, assumed) == ("gated", "rms", 2, {})
+    assert (config.feedforward, config.norm_kind, config.n_decoder_layers, assumed) == (("gated",), "rms", 2, {})
 
 
 def test_what_data_would_tell_is_assumed_and_said() -> None:

@@ -54,6 +54,10 @@ DECODERS = {
         num_key_value_heads=1, tie_word_embeddings=True,
         rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
     ),
+    "mixtral": make(
+        "MixtralForCausalLM", "MixtralConfig", **BERT, **ends, num_key_value_heads=2, num_local_experts=4,
+        num_experts_per_tok=2, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    ),
     "bloom": make("BloomForCausalLM", "BloomConfig", vocab_size=V, hidden_size=C, n_layer=LAYERS, n_head=H, **ends),
 }  # fmt: skip
 ENCODERS = {
@@ -69,10 +73,15 @@ PAIRS = {
     "t5-1.1": make(
         "T5ForConditionalGeneration", "T5Config", **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False
     ),
+    # The second, fourth, ... block has experts, each for at most two tokens of a row.
+    "switch": make(
+        "SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig", **T5 | {"num_decoder_layers": 2},
+        num_experts=4, expert_capacity=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+    ),
     "bart": make("BartForConditionalGeneration", "BartConfig", **bart),
     "marian": make("MarianMTModel", "MarianConfig", **marian),
     "marian-two-embeddings": make("MarianMTModel", "MarianConfig", **marian, share_encoder_decoder_embeddings=False),
-}
+}  # fmt: skip
 WITH_HEADS = {
     "bert-row": make("BertForSequenceClassification", "BertConfig", **BERT, num_labels=3),
     "bert-token": make("BertForTokenClassification", "BertConfig", **BERT, num_labels=5),

@@ -143,7 +143,7 @@ def test_a_feed_forward_layer_is_two_matrices_around_it(gated: bool) -> None:
     config = model_config(
         d_model=8, d_ff=12, feedforward="gated" if gated else "dense", activation="silu", ff_dropout=0.0
     )
-    layer = make_part("feedforward", config.feedforward, config, Place("encoder"))
+    layer = make_part("feedforward", *config.feedforward, config, Place("encoder"))
     x = torch.randn(2, 3, 8)
     inner = by_formula(x, layer.inner.weight, layer.inner.bias, "silu", gated)
     expected = inner @ layer.outer.weight.t()

@@ -54,7 +54,7 @@ def mixer(config: ModelConfig) -> nn.Module:
 
 
 def feedforward(config: ModelConfig) -> nn.Module:
-    return make_part("feedforward", config.feedforward, config, Place("decoder", causal=True))
+    return make_part("feedforward", *config.feedforward, config, Place("decoder", causal=True))
 
 
 LAYERS = {

@@ -229,7 +229,7 @@ def test_the_feed_forward_layers_are_two_products_around_an_activation(chain: Ch
         if sublayer != "ff":
             continue
         inner = linear(place[0].inner, given[stack, layer, sublayer])
-        if chain.config.feedforward == "gated":
+        if chain.config.feedforward == ("gated",):
             first, gate = np.split(inner[:, gate_rows(chain.config.d_ff)], 2, -1)
             inner = activated(chain.config.activation, first) * gate
         else:

@@ -259,7 +259,7 @@ def test_activations_are_what_autograd_keeps(architecture: str, style: dict[str,
     expected = nbytes(x for x in others if x.shape[-1] in widths)
     if architecture == "bert":  # on a GPU its head's norm reads a copy in fp32, beside what relu keeps of itself
         expected += B * L * 96 * (2 if net.config.activation in ("gelu", "silu") else 4)
-    if net.config.feedforward == "gated":  # there the activated gate is made again from the gate
+    if net.config.feedforward == ("gated",):  # there the activated gate is made again from the gate
         expected -= B * L * Cost(net.config).blocks * 2 * 160
     assert B * activation_bytes(net.config, *side_lengths(net.config, L)) == expected
     found = training_memory(net.config, B, *side_lengths(net.config, L))

@@ -15,7 +15,7 @@ from regard.config.registry import TABLES
 from regard.models.architectures import PRESETS, make_model, preset
 from regard.models.sizes import SIZES
 
-OURS_ALONE = {"vit-tiny", "bert-tiny", "gpt-tiny", "gpt-small"}
+OURS_ALONE = {"vit-tiny", "bert-tiny", "gpt-tiny", "gpt-small", "gpt-experts-tiny", "transformer-experts-small"}
 OURS_ALONE |= {
     "convs2s-small",
     "convs2s",
@@ -59,6 +59,7 @@ PUBLISHED = {
     "llama-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
+    "mixtral-8x7b": 46_702_792_704,
     "bloom-560m": 559_214_592,
     "bloom-7b1": 7_069_016_064,
     "bloom": 176_247_271_424,
@@ -119,6 +120,11 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, **DEBERTA}
         | {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm", "vocab_size": 128100},
     ),
+    "mixtral-8x7b": ("MixtralForCausalLM", {}),
+    "switch-base-8": (
+        "SwitchTransformersForConditionalGeneration",
+        {"d_ff": 3072, "num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6},
+    ),
     "t5-small": ("T5ForConditionalGeneration", {}),
     "bart-large": ("BartForConditionalGeneration", {}),
     "marian": ("MarianMTModel", MARIAN),  # opus-mt
@@ -142,7 +148,8 @@ def test_no_published_model_is_left_uncounted() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_every_setting_that_it_names_and_no_other(name: str) -> None:
     found, default = to_dict(preset(name)), to_dict(model_config(preset=name))
-    expected = {key: (value,) if key == "mixer" else value for key, value in PRESETS[name].items()}
+    names = ("mixer", "feedforward")
+    expected = {k: (v,) if k in names and isinstance(v, str) else v for k, v in PRESETS[name].items()}
     for table in TABLES.keys() & expected.keys():
         expected[table] = to_dict(TABLES[table].settings(**expected[table]))
     assert found == {**default, **expected}
@@ -160,7 +167,12 @@ def test_a_configuration_that_names_a_preset_has_its_sizes_alone() -> None:
         "n_encoder_layers": 0,
         "source_vocab": 0,
     }
-    assert (config.parallel, config.feedforward, config.bias, config.positions) == (False, "dense", True, "sinusoidal")
+    assert (config.parallel, config.feedforward, config.bias, config.positions) == (
+        False,
+        ("dense",),
+        True,
+        "sinusoidal",
+    )
 
 
 def test_what_is_given_stands_over_the_preset() -> None:

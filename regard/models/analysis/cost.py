@@ -25,6 +25,7 @@ from regard.config.registry import find
 from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
 from regard.layers.decoding_state import PerRow, declared_storage
+from regard.layers.part import FeedForward, settings_of
 from regard.models.analysis.counting import ForwardCount, Shape, count, meta_model
 from regard.models.architectures import architecture_of
 from regard.models.rnn import layer_widths
@@ -223,9 +224,8 @@ def stack_activations(config: ModelConfig, s: int, t: int) -> list[StackActivati
     n = max(config.n_encoder_layers, config.n_decoder_layers)
     names = [config.mixer[i % len(config.mixer)] for i in range(n)]
     mixer = sum(convolution if name == "convolution" else attention for name in names) // n
-    # The derivative of relu is known from its output, so its input need not be kept.
-    kept = 3 if config.feedforward == "gated" else 1 if config.activation == "relu" else 2
-    block = mixer + (summed + 2 * kept * f + (3 * f if config.ff_dropout else 0) if f else 0)
+    ff = sum(feedforward_bytes(config, config.feedforward[i % len(config.feedforward)]) for i in range(n)) // n
+    block = mixer + (summed + ff if f else 0)
     normed = config.embedding_norm and not architecture_of(config).sees_images
     ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a dropout mask
     ends += 4 * c if config.norm == "pre" else 2 * c  # the output of a stack, and the last residual sum
@@ -241,6 +241,19 @@ def stack_activations(config: ModelConfig, s: int, t: int) -> list[StackActivati
         )
         for n_blocks, tokens, crosses in stack_sizes(config, s, t)
     ]
+
+
+def feedforward_bytes(config: ModelConfig, name: str) -> int:
+    """Return the activation bytes of the named feed-forward layer for one token.
+
+    Of a mixture of experts, every chosen expert has an input, numbers inside and an output of its own, and the router
+    reads the token in fp32."""
+    part: type[FeedForward] = find("feedforward", name)
+    # The derivative of relu is known from its output, so its input need not be kept.
+    kept = 3 if part.gated else 1 if config.activation == "relu" else 2
+    inside = 2 * kept * config.d_ff + (3 * config.d_ff if config.ff_dropout else 0)
+    experts = part.experts_per_token(settings_of(part, config))
+    return experts * (inside + 4 * config.d_model) + 4 * config.d_model if experts else inside
 
 
 def stack_sizes(config: ModelConfig, s: int, t: int) -> list[tuple[int, int, bool]]:

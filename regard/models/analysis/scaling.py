@@ -36,7 +36,7 @@ from regard.config.registry import find
 from regard.errors import RegardError
 from regard.layers.embedding import Embedding
 from regard.layers.mixers.attention import CrossAttention
-from regard.layers.part import Part
+from regard.layers.part import FeedForward, Part, settings_of
 from regard.layers.positions.scheme import PositionScheme
 from regard.layers.stack import Stack
 from regard.models.analysis.cost import (
@@ -620,9 +620,8 @@ def cut_config(config: ModelConfig, tensor: int) -> ModelConfig:
         return config
     heads: dict[str, Any] = {"n_heads": config.n_heads // tensor, "n_kv_heads": config.n_kv_heads // tensor}
     attends = architecture_of(config).translates or any(find("mixer", name).tensor_parallel for name in config.mixer)
-    inner: dict[str, Any] = (
-        {"d_ff": config.d_ff // tensor} if find("feedforward", config.feedforward).tensor_parallel else {}
-    )
+    cut = all(find("feedforward", name).tensor_parallel for name in config.feedforward)
+    inner: dict[str, Any] = {"d_ff": config.d_ff // tensor} if cut else {}
     return replace(config, **(heads if attends else {}), **inner)
 
 
@@ -633,5 +632,10 @@ def block_gradient_bytes(config: ModelConfig, tokens: int) -> int:
     take the memory of its output, unless that is still needed (relu). Without such a layer it is the gradients of q, k, v
     and of attention's output."""
     queries, keys = head_widths(config)
-    inner = 4 if config.feedforward == "gated" or config.activation == "relu" else 2
+    parts: list[type[FeedForward]] = [find("feedforward", name) for name in config.feedforward]
+    inner = max(
+        (4 if part.gated or config.activation == "relu" else 2)
+        * max(1, part.experts_per_token(settings_of(part, config)))
+        for part in parts
+    )
     return tokens * max(inner * config.d_ff, 2 * (queries + 2 * keys) + 2 * queries)

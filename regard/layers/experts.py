@@ -1,0 +1,431 @@
+"""Mixtures of experts: feed-forward layers of which every token uses only a few, chosen by a router.
+
+y = sum over the chosen experts i of g_i E_i(x). The three forms differ in how g is made and in what keeps the experts busy:
+
+| name          | paper               | chosen     | g                                         | auxiliary losses       |
+|---------------|---------------------|------------|-------------------------------------------|------------------------|
+| noisy-experts | Shazeer et al. 2017 | top k of H | softmax of the chosen H, which have noise | importance, load       |
+| switch        | Fedus et al. 2021   | top 1      | its probability; some tokens are dropped  | balance, router z-loss |
+| mixtral       | Jiang et al. 2024   | top k      | probabilities, divided by their sum       | balance                |
+
+The weights of all experts are stacked, `inner` (E, F, C) and `outer` (E, C, F), without biases. Tokens are sorted by expert,
+so that the tokens of an expert are neighbouring rows, and each matrix of all experts is one grouped product
+(kernels/grouped_linear.py); a decoding step on a GPU multiplies all experts (kernels/expert_step.py). Every size follows
+from the number of tokens alone, and on a GPU nothing is read by the host, so a step can be captured in a CUDA graph.
+
+The router works in fp32. Neither it nor the experts are quantized on a CPU: layers/quantization.py has int8 for linear
+layers alone, and a decoding step reads only a few of the experts.
+
+Padding is sent to no expert, its output is 0, and it counts in no loss. The losses are means over the tokens of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.config import ModelConfig
+from regard.config.registry import register, setting
+from regard.device import without_autocast, working_dtype
+from regard.errors import RegardError
+from regard.kernels.expert_step import can_multiply_all, expert_step, top_k_gates
+from regard.kernels.grouped_linear import TILE, grouped_linear
+from regard.kernels.linear_activation import ACTIVATIONS
+from regard.kernels.weight_layout import gate_block, split_gates
+from regard.layers.context import Context, apply_step, has_hooks
+from regard.layers.part import FeedForward, Place
+
+# ---- sorting tokens by expert --------------------------------------------------------------------------------------------
+
+
+class Dispatch(NamedTuple):
+    """Where the k assignments of each of M tokens stand among the P rows that are sorted by expert."""
+
+    row: Tensor  # (M, k), the row of each assignment; P where it is dropped
+    slot: Tensor  # (P,), the assignment m * k + j in each row; M * k in rows that fill up a group or belong to none
+    ends: Tensor  # (E,) int32, the row after the last one of each expert
+    counts: Tensor  # (E,), the number of tokens of each expert
+
+
+def sort_by_expert(chosen: Tensor, experts: int, align: int, least: int) -> Dispatch:
+    """Sort the assignments `chosen` (M, k) by expert, and those of an expert by token; the number `experts` means dropped.
+
+    Each expert has a multiple of `align` rows, and at least `least`."""
+    m, k = chosen.shape
+    flat, total = chosen.flatten(), m * k + (experts * align if align > 1 else 0)  # enough in any case
+    in_order, slots = torch.sort(flat.to(torch.int32), stable=True)
+    numbers = torch.arange(experts + 1, device=chosen.device, dtype=torch.int32)
+    starts = torch.searchsorted(in_order, numbers)  # (E + 1,), without the rows that fill up groups
+    counts = starts.diff()
+    ends = (counts.clamp(min=least) + (align - 1)).div(align, rounding_mode="floor").mul(align).cumsum(0)
+    begins = F.pad(ends, (1, 0))  # (E + 1,)
+    expert = in_order.long()
+    place = begins[expert] + torch.arange(m * k, device=chosen.device) - starts[expert]
+    place = torch.where(expert < experts, place, total)  # (M * k,)
+    row = torch.empty_like(place).scatter_(0, slots, place).view(m, k)
+    slot = torch.full((total + 1,), m * k, device=chosen.device).scatter_(0, place, slots)[:total]
+    return Dispatch(row, slot, ends.to(torch.int32), counts)
+
+
+class GatherTokens(torch.autograd.Function):
+    """Copies tokens (M, C) to their rows (P, C); other rows are 0. Forward and backward are gathers, without atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, row: Tensor, slot: Tensor) -> Tensor:
+        ctx.save_for_backward(row)
+        k = row.shape[1]
+        token = slot.clamp(max=row.numel() - 1) // k
+        return torch.where((slot < row.numel())[:, None], x[token], 0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (row,) = ctx.saved_tensors
+        return pick_rows(grad, row).sum(1), None, None
+
+
+class CombineExperts(torch.autograd.Function):
+    """Returns sum over j of weight[m, j] y[row[m, j]] for each token m, (P, C) -> (M, C); dropped assignments add 0."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weight: Tensor, row: Tensor, slot: Tensor) -> Tensor:
+        ctx.save_for_backward(y, weight, row, slot)
+        return (pick_rows(y, row) * weight[..., None]).sum(1).to(y.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        y, weight, row, slot = ctx.saved_tensors
+        at = slot.clamp(max=row.numel() - 1)
+        grad_y = grad[at // row.shape[1]] * weight.flatten()[at][:, None]
+        grad_y = torch.where((slot < row.numel())[:, None], grad_y, 0).to(y.dtype)
+        grad_weight = (pick_rows(y, row).to(weight.dtype) * grad[:, None]).sum(-1)
+        return grad_y, grad_weight.to(weight.dtype), None, None
+
+
+def pick_rows(y: Tensor, row: Tensor) -> Tensor:
+    """Return the rows of y (P, C) at `row` (M, k), (M, k, C); 0 for row P."""
+    return torch.where((row < len(y))[..., None], y[row.clamp(max=len(y) - 1)], 0)
+
+
+# ---- the layer -----------------------------------------------------------------------------------------------------------
+
+
+class Routing(NamedTuple):
+    """The experts of M tokens, their weights, and the auxiliary loss."""
+
+    chosen: Tensor  # (M, k); E = dropped
+    weight: Tensor  # (M, k)
+    loss: Tensor  # ()
+
+
+class Experts(FeedForward):
+    """Base class of mixtures of experts. A subclass chooses experts and their weights in `route`."""
+
+    auxiliary = True
+    renormalizes: ClassVar[bool] = (
+        True  # without noise, weights are the probabilities of the chosen divided by their sum
+    )
+    observed: ClassVar[dict[str, str]] = {"experts": "gates"}
+    load: Tensor
+    no_loss: Tensor
+
+    def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.experts, self.top_k = settings.experts, self.experts_per_token(settings)
+        self.activation = config.activation
+        self.router = nn.Parameter(torch.empty(self.experts, config.d_model))
+        self.inner = nn.Parameter(torch.empty(self.experts, (1 + self.gated) * config.d_ff, config.d_model))
+        self.outer = nn.Parameter(torch.empty(self.experts, config.d_model, config.d_ff))
+        self.dropout = nn.Dropout(config.ff_dropout)
+        self.gates = nn.Identity()  # receives the weights of all experts, for observers
+        # Tokens by expert, and those that were dropped, since the trainer last read them (`expert_loads`).
+        self.register_buffer("load", torch.zeros(self.experts + 1), persistent=False)
+        self.register_buffer("no_loss", torch.zeros(()), persistent=False)  # of a decoding step
+
+    @classmethod
+    def experts_per_token(cls, settings: Any) -> int:
+        return settings.top_k
+
+    @classmethod
+    def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
+        if cls.experts_per_token(settings) > settings.experts:
+            raise RegardError(
+                f"model.{cls.name}.top_k {settings.top_k} is more than model.{cls.name}.experts {settings.experts}: "
+                f"a token can use each expert once"
+            )
+
+    def init_weights(self) -> None:
+        """Draw the router, whose first probabilities are nearly equal; the matrices of an expert start as in `dense`."""
+        nn.init.normal_(self.router, std=0.02)
+        self.load.zero_()
+        self.no_loss.zero_()
+
+    def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
+        width = self.outer.shape[2]
+        block = gate_block(width)
+        inner = (width // block, [block] * 2) if self.gated else (1, [width])
+        return {"inner": inner, "outer": (1, [self.outer.shape[1]])}
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Send every token to its experts, (..., C) -> (..., C), and return the auxiliary loss with the result."""
+        flat, real = x.flatten(0, -2), ctx.real.flatten()  # (M, C), (M,)
+        with without_autocast(x.device):
+            routing = self.route(flat.to(torch.promote_types(x.dtype, torch.float32)), real, ctx)
+            chosen = torch.where(real[:, None], routing.chosen, self.experts)
+        y, counts = self.run_experts(flat.to(working_dtype(x)), chosen, routing.weight)
+        if ctx.apply is not apply_step:
+            self.gates(self.all_gates(chosen, routing.weight).unflatten(0, x.shape[:-1]))
+        if self.training:
+            with torch.no_grad():
+                self.load += torch.cat([counts, real.sum(0, keepdim=True) * self.top_k - counts.sum(0, keepdim=True)])
+        return y.view_as(x), routing.loss
+
+    def step(self, x: Tensor, ctx: Context, kept: Any) -> tuple[Tensor, Tensor]:
+        """Send one more token of each row to its experts, (N, C) -> (N, C); on a GPU by fused kernels."""
+        if self.training or has_hooks(self) or not can_multiply_all(x, self.experts, self.top_k):
+            return self(x, ctx)
+        gates = top_k_gates(x, self.router, ctx.real, self.top_k, self.renormalizes)
+        inner, outer = self.inner.to(x.dtype), self.outer.to(x.dtype)
+        return expert_step(x, gates, inner, outer, self.activation, self.gated), self.no_loss
+
+    def route(self, x: Tensor, real: Tensor, ctx: Context) -> Routing:
+        """Choose the experts of the tokens x (M, C), in fp32 at least, of which `real` (M,) are no padding."""
+        raise NotImplementedError
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the router's logits (M, E)."""
+        return F.linear(x, self.router.to(x.dtype))
+
+    def all_gates(self, chosen: Tensor, weight: Tensor) -> Tensor:
+        """Return the weights of all experts, (M, E), 0 for those that are not chosen."""
+        return (one_hot(chosen, self.experts) * weight[..., None]).sum(1)
+
+    def run_experts(self, x: Tensor, chosen: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the chosen experts' outputs times their weights, (M, C) -> (M, C), and the tokens of each
+        expert, (E,)."""
+        inner, outer = self.inner.to(x.dtype), self.outer.to(x.dtype)
+        if x.is_meta:  # shapes alone: any order will do
+            counts = chosen.new_empty(self.experts)
+            y = self.expert(x[:, None].expand(-1, self.top_k, -1).flatten(0, 1), inner, outer, counts)
+            return (y.unflatten(0, chosen.shape) * weight[..., None]).sum(1).to(x.dtype), counts
+        align, least = (TILE, TILE if torch.is_grad_enabled() else 0) if x.is_cuda else (1, 0)
+        plan = sort_by_expert(chosen, self.experts, align, least)
+        y = self.expert(GatherTokens.apply(x, plan.row, plan.slot), inner, outer, plan.ends)
+        return CombineExperts.apply(y, weight, plan.row, plan.slot), plan.counts
+
+    def expert(self, x: Tensor, inner: Tensor, outer: Tensor, ends: Tensor) -> Tensor:
+        """Return E_i(x) for rows x (P, C) that are sorted by expert, (P, C); the inner width is F."""
+        hidden = grouped_linear(x, inner, ends)  # (P, F), gated (P, 2F)
+        if self.gated:
+            gate, value = split_gates(hidden)
+            hidden = (ACTIVATIONS[self.activation](gate) * value).flatten(-2)
+        else:
+            hidden = ACTIVATIONS[self.activation](hidden)
+        return grouped_linear(self.dropout(hidden), outer, ends)
+
+
+def one_hot(chosen: Tensor, classes: int) -> Tensor:
+    """Return chosen (M, k) as (M, k, classes) of zeros and ones; a number beyond the classes gives zeros."""
+    return (chosen[..., None] == torch.arange(classes, device=chosen.device)).float()
+
+
+def expert_loads(model: nn.Module) -> list[Tensor]:
+    """Return the loads (E + 1,) of all mixtures of experts of a model: the buffers themselves, which the caller sets to 0.
+
+    A load is how many tokens each expert had in training since then, and how many were dropped."""
+    return [part.load for part in model.modules() if isinstance(part, Experts)]
+
+
+def summarize_loads(loads: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the metrics of the loads of all layers: the busiest and the idlest expert, 1 = as many tokens as the mean of
+    its layer, the busiest of each layer, and the share of dropped tokens."""
+    found = [load.double().tolist() for load in loads]
+    means = [max(sum(tokens) / len(tokens), 1e-9) for *tokens, _ in found]
+    busiest = [max(tokens) / mean for (*tokens, _), mean in zip(found, means, strict=True)]
+    idlest = [min(tokens) / mean for (*tokens, _), mean in zip(found, means, strict=True)]
+    return {
+        "expert_load_max": max(busiest),
+        "expert_load_min": min(idlest),
+        "expert_load_by_layer": [round(x, 4) for x in busiest],
+        "dropped_tokens": sum(row[-1] for row in found) / max(1.0, sum(map(sum, found))),
+    }
+
+
+def mean_over(x: Tensor, real: Tensor) -> Tensor:
+    """Return the mean of x (M, ...) over the tokens that are no padding."""
+    mask = real.view(-1, *[1] * (x.dim() - 1))
+    return torch.where(mask, x, 0).sum(0) / real.sum().clamp(min=1)
+
+
+# ---- Shazeer et al. 2017 -------------------------------------------------------------------------------------------------
+
+
+@register("noisy-experts")
+class NoisyExperts(Experts):
+    """A mixture of experts with noisy top-k gating and losses on importance and load (Shazeer et al. 2017)."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        experts: int = setting(8, "number of experts", least=2, most=1 << 15)
+        top_k: int = setting(2, "experts that a token uses", least=1, most=1 << 15)
+        importance: float = setting(0.01, "weight of CV^2 of the sums of gate values by expert")
+        load: float = setting(0.01, "weight of CV^2 of the expected numbers of tokens by expert")
+
+    random = True
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.importance_weight, self.load_weight = settings.importance, settings.load
+        self.noise = nn.Parameter(torch.empty(self.experts, config.d_model))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Set both matrices of the gate to 0, so that noise alone chooses at first; the others start as in `dense`."""
+        super().init_weights()
+        nn.init.zeros_(self.router)
+        nn.init.zeros_(self.noise)
+
+    def route(self, x: Tensor, real: Tensor, ctx: Context) -> Routing:
+        clean = self.logits(x)
+        if not self.training:
+            top, chosen = clean.topk(self.top_k)
+            weight = top.softmax(-1)
+            load = torch.where(real[:, None], one_hot(chosen, self.experts).sum(1), 0).sum(0)
+        else:
+            deviation = F.softplus(F.linear(x, self.noise.to(x.dtype)))
+            chosen, weight, chance = noisy_top_k(clean, deviation, torch.randn_like(clean), self.top_k)
+            load = torch.where(real[:, None], chance, 0).sum(0)
+        importance = torch.where(real[:, None], self.all_gates(chosen, weight), 0).sum(0)
+        loss = self.importance_weight * cv_squared(importance) + self.load_weight * cv_squared(load)
+        return Routing(chosen, weight, loss)
+
+
+def noisy_top_k(clean: Tensor, deviation: Tensor, noise: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the top k of H = clean + noise * deviation, the softmax of these, and P(x, i), the chance that expert i is
+    among the top k if its noise alone is drawn anew: (M, E) each -> (M, k), (M, k), (M, E).
+
+    P(x, i) = Phi((clean_i - t_i) / deviation_i), where t_i is the k-th largest of the other values of H."""
+    h = clean + noise * deviation
+    experts = h.shape[1]
+    top, order = h.topk(min(k + 1, experts))
+    chosen, weight = order[:, :k], top[:, :k].softmax(-1)
+    if k == experts:
+        return chosen, weight, torch.ones_like(h)
+    inside = one_hot(chosen, experts).sum(1) > 0
+    threshold = torch.where(inside, top[:, k:], top[:, k - 1 : k])
+    return chosen, weight, torch.special.ndtr((clean - threshold) / deviation.clamp(min=1e-6))
+
+
+def cv_squared(x: Tensor) -> Tensor:
+    """Return the square of the coefficient of variation of x (E,), its variance divided by its mean squared."""
+    return x.var(correction=0) / (x.mean() ** 2 + 1e-10)
+
+
+# ---- Fedus et al. 2021 ---------------------------------------------------------------------------------------------------
+
+
+@register("switch")
+class Switch(Experts):
+    """A mixture of experts of which each token uses one, with a capacity for each expert (Switch Transformer).
+
+    Capacity is counted in each text: in a row, and in packed rows in each document. Of the tokens of a text that choose an
+    expert, the first ones are taken; the others get 0, so that the residual connection passes them on. A decoding step
+    reads one token of each text, and drops none."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        experts: int = setting(8, "number of experts", least=2, most=1 << 15)
+        capacity_factor: float = setting(
+            1.25, "training: an expert takes at most this many times its even share of a text; 0 = no limit"
+        )
+        eval_capacity_factor: float = setting(2.0, "the same outside of training; 0 = no limit")
+        capacity: int = setting(0, "an expert takes at most this many tokens of a text; 0 = by the factors")
+        balance: float = setting(0.01, "weight of the loss that keeps the experts' shares even")
+        z_loss: float = setting(0.001, "weight of the router z-loss, which keeps the router's logits small")
+        jitter: float = setting(0.01, "training: the router's inputs are multiplied by 1 +- this, at random", below=1)
+
+    renormalizes: ClassVar[bool] = False
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.factors = settings.eval_capacity_factor, settings.capacity_factor
+        self.capacity, self.jitter = settings.capacity, settings.jitter
+        self.balance, self.z_loss = settings.balance, settings.z_loss
+        self.random = settings.jitter > 0
+        self.init_weights()
+
+    @classmethod
+    def experts_per_token(cls, settings: Any) -> int:
+        return 1
+
+    def route(self, x: Tensor, real: Tensor, ctx: Context) -> Routing:
+        if self.training and self.jitter:
+            x = x * (1 + self.jitter * (2 * torch.rand_like(x) - 1))
+        logits = self.logits(x)
+        probabilities = logits.softmax(-1)
+        weight, chosen = probabilities.max(-1, keepdim=True)
+        z_loss = mean_over(logits.logsumexp(-1).square(), real)
+        loss = self.balance * balance_loss(probabilities, chosen, real) + self.z_loss * z_loss
+        factor = self.factors[self.training]
+        if ctx.apply is not apply_step and (self.capacity or factor):
+            number, length = count_in_texts(chosen.view(ctx.positions.shape), self.experts, ctx.positions)
+            capacity = self.capacity or (factor * length / self.experts).ceil()
+            chosen = torch.where((number < capacity).view_as(chosen), chosen, self.experts)
+        return Routing(chosen, weight, loss)
+
+
+def count_in_texts(chosen: Tensor, experts: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many earlier tokens of the same text have the same expert, and how many tokens the text has.
+
+    chosen, positions: (B, T), and so are both results. A text begins at position 0; padding has position -1."""
+    t = positions.shape[1]
+    index = torch.arange(t, device=positions.device)
+    real = positions >= 0
+    start = torch.where(real, index - positions, index).clamp(0, t - 1)  # where a token's text begins
+    taken = (one_hot(chosen, experts) * real[..., None]).int()  # (B, T, E)
+    before = taken.cumsum(1) - taken
+    at_start = before.gather(1, start[..., None].expand_as(before))
+    number = (before - at_start).gather(2, chosen[..., None])[..., 0]
+    length = torch.zeros_like(start).scatter_add(1, start, real.to(start.dtype)).gather(1, start)
+    return number, length
+
+
+def balance_loss(probabilities: Tensor, chosen: Tensor, real: Tensor) -> Tensor:
+    """Return E * sum over i of f_i P_i: f_i is the mean number of times that a token chooses expert i, P_i its mean
+    probability. It is least, k, where all experts are chosen equally often.
+
+    probabilities: (M, E), chosen: (M, k), real: (M,)."""
+    experts = probabilities.shape[1]
+    share = mean_over(one_hot(chosen, experts).sum(1).to(probabilities.dtype), real)
+    return experts * (share * mean_over(probabilities, real)).sum()
+
+
+# ---- Jiang et al. 2024 ---------------------------------------------------------------------------------------------------
+
+
+@register("mixtral")
+class Mixtral(Experts):
+    """A mixture of gated experts, whose probabilities are divided by the sum of the chosen ones (Mixtral)."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        experts: int = setting(8, "number of experts", least=2, most=1 << 15)
+        top_k: int = setting(2, "experts that a token uses", least=1, most=1 << 15)
+        balance: float = setting(0.01, "weight of the loss that keeps the experts' shares even")
+
+    gated: ClassVar[bool] = True
+
+    def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
+        super().__init__(settings, config, place)
+        self.balance = settings.balance
+        self.init_weights()
+
+    def route(self, x: Tensor, real: Tensor, ctx: Context) -> Routing:
+        probabilities = self.logits(x).softmax(-1)
+        top, chosen = probabilities.topk(self.top_k)
+        loss = self.balance * balance_loss(probabilities, chosen, real)
+        return Routing(chosen, top / top.sum(-1, keepdim=True), loss)
