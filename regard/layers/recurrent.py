@@ -185,11 +185,10 @@ class Recurrent(nn.Module):
             given = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
             out, end = run(cells, given, state[len(ends) :][:n], real)
             ends += end
-            if self.fast_forward:
-                is_top = self.returns_fast and i == len(groups) - 1
-                fast = torch.cat(
-                    [c.project_linearly(given, len(c.weight_ih) if is_top else half_projection(c)) for c in cells], -1
-                )
+            is_top = i == len(groups) - 1
+            if self.fast_forward and (self.returns_fast or not is_top):
+                rows = (len(cell.weight_ih) if is_top else half_projection(cell) for cell in cells)
+                fast = torch.cat([cell.project_linearly(given, n) for cell, n in zip(cells, rows, strict=True)], -1)
             x = out + x.to(out.dtype) if self.residual[i] else out
             if i < len(self.feedforwards):
                 x = self.feedforwards[i](x, tokens)
