@@ -191,7 +191,10 @@ class Experts(FeedForward):
         with without_autocast(x.device):
             routing = self.route(flat.to(torch.promote_types(x.dtype, torch.float32)), real, ctx)
             chosen = torch.where(real[:, None], routing.chosen, self.experts)
-        y, counts = self.run_experts(flat.to(working_dtype(x)), chosen, routing.weight)
+        flat = flat.to(working_dtype(x))
+        # Compiled by torch 2.11, experts in fp32 gave wrong results on an H200, so they run eagerly in a compiled block.
+        run = run_experts_eagerly if x.is_cuda and flat.dtype == torch.float32 else Experts.run_experts
+        y, counts = run(self, flat, chosen, routing.weight)
         if ctx.apply is not apply_step:
             self.gates(self.all_gates(chosen, routing.weight).unflatten(0, x.shape[:-1]))
         if self.training:
@@ -241,6 +244,9 @@ class Experts(FeedForward):
         else:
             hidden = ACTIVATIONS[self.activation](hidden)
         return grouped_linear(self.dropout(hidden), outer, ends)
+
+
+run_experts_eagerly = torch.compiler.disable(Experts.run_experts)
 
 
 def one_hot(chosen: Tensor, classes: int) -> Tensor:
