@@ -44,7 +44,7 @@ from regard.layers.part import FeedForward, Place
 
 
 class Dispatch(NamedTuple):
-    """Where the k assignments of each of M tokens stand among the P rows that are sorted by expert."""
+    """The places of the k assignments of each of M tokens among P rows that are sorted by expert."""
 
     row: Tensor  # (M, k), the row of each assignment; P where it is dropped
     slot: Tensor  # (P,), the assignment m * k + j in each row; M * k in rows that fill up a group or belong to none
