@@ -28,6 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from regard.config import ModelConfig
 from regard.config.registry import register, setting
@@ -193,7 +194,8 @@ class Experts(FeedForward):
             chosen = torch.where(real[:, None], routing.chosen, self.experts)
         flat = flat.to(working_dtype(x))
         # Compiled by torch 2.11, experts in fp32 gave wrong results on an H200, so they run eagerly in a compiled block.
-        run = run_experts_eagerly if x.is_cuda and flat.dtype == torch.float32 else Experts.run_experts
+        eager = x.is_cuda and flat.dtype == torch.float32 and torch.compiler.is_compiling()
+        run = run_experts_eagerly if eager else Experts.run_experts
         y, counts = run(self, flat, chosen, routing.weight)
         if ctx.apply is not apply_step:
             self.gates(self.all_gates(chosen, routing.weight).unflatten(0, x.shape[:-1]))
@@ -246,7 +248,7 @@ class Experts(FeedForward):
         return grouped_linear(self.dropout(hidden), outer, ends)
 
 
-run_experts_eagerly = torch.compiler.disable(Experts.run_experts)
+run_experts_eagerly = _disable_dynamo(Experts.run_experts)  # torch.compiler.disable would load the compiler now
 
 
 def one_hot(chosen: Tensor, classes: int) -> Tensor:
