@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,6 @@ def make_config(report: Report, experts: bool, **more: Any) -> ModelConfig:
     small = {"d_ff": 32 if experts else 64}
     style = {"activation": "silu", "bias": False, "dropout": 0.0, "positions": "rope"}
     made = sizes("gpt-tiny", tiny, **wide, **style, target_vocab=32000, feedforward="mixtral" if experts else "gated")
-    from dataclasses import replace
-
     return replace(made, **(small if tiny else {}), **more)
 
 

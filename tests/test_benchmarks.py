@@ -113,6 +113,16 @@ def test_recurrent_layers_are_measured(run: Callable[..., dict[str, Any]]) -> No
     assert measured(run("recurrent", "--peers", "none")) >= {"lstm", "lstm-layer", "gru-cho", "mut1", "mut2", "mut3"}
 
 
+def test_experts_are_measured_beside_a_dense_model(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a mixture of experts " * 50)
+    found = run("experts", "--profile", "--loads", str(text), "--steps", "10")
+    assert measured(found) >= {"train", "decode", "train, of dense", "decode, of dense", "loads, busiest expert"}
+    active = [int(note.split()[-2].replace(",", "")) for note in found["notes"] if note.endswith(" active")]
+    routers = 2 * 8 * 32  # two blocks, 8 experts, a width of 32
+    assert active[0] - active[1] == routers
+
+
 def test_word_vectors_are_measured(run: Callable[..., dict[str, Any]]) -> None:
     assert measured(run("word2vec", "--peers", "none")) == {"sg-ns", "cbow-ns", "sg-hs"}
 

@@ -223,6 +223,7 @@ def switch_write(config: ModelConfig) -> dict[str, Any]:
 
 
 def find_switch_differences(config: ModelConfig) -> list[str]:
+    """Return what keeps a model of ours from being a Switch Transformer, in words."""
     wrong = []
     if not {*config.feedforward} <= {"dense", "switch"} or "switch" not in config.feedforward:
         wrong.append(f"feedforward is {config.feedforward!r}")

@@ -34,22 +34,31 @@ def expert_step(x: Tensor, gates: Tensor, inner: Tensor, outer: Tensor, activati
     hidden = F.linear(x, inner.flatten(0, 1))  # (N, E * F), gated (N, E * 2F)
     hidden = weighted_activation(hidden, gates, f, activation, gated)
     each = torch.bmm(hidden.unflatten(1, (experts, f)).transpose(0, 1), outer.transpose(1, 2))  # (E, N, C)
-    return each.sum(0)
+    return sum_experts(each)
 
 
-def top_k_gates(x: Tensor, router: Tensor, real: Tensor, k: int, renormalize: bool) -> Tensor:
+def sum_experts(each: Tensor) -> Tensor:
+    """Return the sum of the outputs of all experts, (E, N, C) -> (N, C)."""
+    if not each.is_cuda:
+        return each.sum(0)
+    from regard.kernels import expert_step_triton as kernels
+
+    return kernels.run_sum(each)
+
+
+def top_k_gates(x: Tensor, router: Tensor, k: int, renormalize: bool) -> Tensor:
     """Return the gates (N, E) of rows x (N, C), in fp32: the softmax of x router^T where it is largest, 0 elsewhere.
 
-    `renormalize`: the gates of a row sum to 1. Rows that are not `real` (N,) have gates of 0."""
+    `renormalize`: the gates of a row sum to 1."""
     if not x.is_cuda:
         logits = F.linear(x.float(), router.float())
         probabilities, chosen = logits.softmax(-1).topk(k)
         if renormalize:
             probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-        return torch.zeros_like(logits).scatter(1, chosen, probabilities) * real[:, None]
+        return torch.zeros_like(logits).scatter(1, chosen, probabilities)
     from regard.kernels import expert_step_triton as kernels
 
-    return kernels.run_gates(x.contiguous(), router, real.contiguous(), k, renormalize)
+    return kernels.run_gates(x.contiguous(), router, k, renormalize)
 
 
 def weighted_activation(hidden: Tensor, gates: Tensor, f: int, activation: str, gated: bool) -> Tensor:

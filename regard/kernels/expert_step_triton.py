@@ -1,4 +1,4 @@
-"""Triton kernels of kernels/expert_step.py: the gates of a row, and an activation times gates."""
+"""Triton kernels of kernels/expert_step.py: the gates of a row, an activation times gates, and a sum over experts."""
 
 # mypy: ignore-errors
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from regard.kernels.linear_activation_triton import value_and_slope
 from regard.kernels.residual_norm_triton import load_fp32
 
-DEPTH, WIDTH = 256, 256  # numbers of a row that are read at a time
+DEPTH, WIDTH = 512, 256  # numbers of a row that are read at a time
 
 
 @triton.jit
 def top_k_gates(
-    x, router, real, gates,
+    x, router, gates,
     E: tl.constexpr, EXPERTS: tl.constexpr, C: tl.constexpr, K: tl.constexpr, RENORMALIZE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Write the gates of one row; EXPERTS is E rounded up to a power of two."""
@@ -39,8 +39,7 @@ def top_k_gates(
         left = tl.where(hit, float("-inf"), left)
     found = tl.where(chosen > 0, powers, 0.0)
     total = tl.sum(found, 0) if RENORMALIZE else tl.sum(powers, 0)
-    found = found / total * tl.load(real + n).to(tl.float32)
-    tl.store(gates + n * E + e, found, mask=e < E)
+    tl.store(gates + n * E + e, found / total, mask=e < E)
 
 
 @triton.jit
@@ -62,12 +61,31 @@ def weighted_activation(
     tl.store(result + n * E * F + c, y.to(result.dtype.element_ty), mask=inside)
 
 
-def run_gates(x: Tensor, router: Tensor, real: Tensor, k: int, renormalize: bool) -> Tensor:
+@triton.jit
+def sum_experts(each, result, size, E: tl.constexpr, WIDTH: tl.constexpr):
+    """Write WIDTH sums of `size`, over E numbers each."""
+    c = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    total = tl.zeros((WIDTH,), tl.float32)
+    for e in tl.static_range(E):
+        total += load_fp32(each + e * size + c, c < size)
+    tl.store(result + c, total.to(result.dtype.element_ty), mask=c < size)
+
+
+def run_sum(each: Tensor) -> Tensor:
+    """Return the sum of (E, N, C) over E."""
+    experts, *shape = each.shape
+    result = each.new_empty(shape)
+    grid = (triton.cdiv(result.numel(), WIDTH),)
+    sum_experts[grid](each, result, result.numel(), E=experts, WIDTH=WIDTH)
+    return result
+
+
+def run_gates(x: Tensor, router: Tensor, k: int, renormalize: bool) -> Tensor:
     """Return the gates (N, E) of x (N, C)."""
     experts, c = router.shape
     gates = torch.empty(len(x), experts, device=x.device, dtype=torch.float32)
     top_k_gates[(len(x),)](
-        *(x, router, real, gates),
+        *(x, router, gates),
         E=experts, EXPERTS=triton.next_power_of_2(experts), C=c, K=k, RENORMALIZE=renormalize, DEPTH=DEPTH,
     )  # fmt: skip
     return gates

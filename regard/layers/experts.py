@@ -28,6 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from regard.config import ModelConfig
 from regard.config.registry import register, setting
@@ -44,7 +45,7 @@ from regard.layers.part import FeedForward, Place
 
 
 class Dispatch(NamedTuple):
-    """Where the k assignments of each of M tokens stand among the P rows that are sorted by expert."""
+    """The places of the k assignments of each of M tokens among P rows that are sorted by expert."""
 
     row: Tensor  # (M, k), the row of each assignment; P where it is dropped
     slot: Tensor  # (P,), the assignment m * k + j in each row; M * k in rows that fill up a group or belong to none
@@ -52,12 +53,19 @@ class Dispatch(NamedTuple):
     counts: Tensor  # (E,), the number of tokens of each expert
 
 
-def sort_by_expert(chosen: Tensor, experts: int, align: int, least: int) -> Dispatch:
+def count_rows(assignments: int, experts: int, align: int) -> int:
+    """Return a number of rows that is enough whichever experts are chosen."""
+    return assignments + (experts * align if align > 1 else 0)
+
+
+# An operator of its own, which torch.compile leaves as it is: the kernels that it would make of a sort take it a minute.
+@torch.library.custom_op("regard::sort_by_expert", mutates_args=())
+def sort_by_expert(chosen: Tensor, experts: int, align: int, least: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sort the assignments `chosen` (M, k) by expert, and those of an expert by token; the number `experts` means dropped.
 
-    Each expert has a multiple of `align` rows, and at least `least`."""
+    Each expert has a multiple of `align` rows, and at least `least`. Returns the fields of a `Dispatch`."""
     m, k = chosen.shape
-    flat, total = chosen.flatten(), m * k + (experts * align if align > 1 else 0)  # enough in any case
+    flat, total = chosen.flatten(), count_rows(m * k, experts, align)
     in_order, slots = torch.sort(flat.to(torch.int32), stable=True)
     numbers = torch.arange(experts + 1, device=chosen.device, dtype=torch.int32)
     starts = torch.searchsorted(in_order, numbers)  # (E + 1,), without the rows that fill up groups
@@ -69,7 +77,15 @@ def sort_by_expert(chosen: Tensor, experts: int, align: int, least: int) -> Disp
     place = torch.where(expert < experts, place, total)  # (M * k,)
     row = torch.empty_like(place).scatter_(0, slots, place).view(m, k)
     slot = torch.full((total + 1,), m * k, device=chosen.device).scatter_(0, place, slots)[:total]
-    return Dispatch(row, slot, ends.to(torch.int32), counts)
+    return row, slot.clone(), ends.to(torch.int32), counts
+
+
+@sort_by_expert.register_fake
+def _(chosen: Tensor, experts: int, align: int, least: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = count_rows(chosen.numel(), experts, align)
+    sizes = (chosen.shape, (rows,), (experts,), (experts,))
+    row, slot, ends, counts = (chosen.new_empty(size, dtype=torch.long) for size in sizes)
+    return row, slot, ends.to(torch.int32), counts
 
 
 class GatherTokens(torch.autograd.Function):
@@ -176,7 +192,11 @@ class Experts(FeedForward):
         with without_autocast(x.device):
             routing = self.route(flat.to(torch.promote_types(x.dtype, torch.float32)), real, ctx)
             chosen = torch.where(real[:, None], routing.chosen, self.experts)
-        y, counts = self.run_experts(flat.to(working_dtype(x)), chosen, routing.weight)
+        flat = flat.to(working_dtype(x))
+        # Compiled by torch 2.11, experts in fp32 gave wrong results on an H200, so they run eagerly in a compiled block.
+        eager = x.is_cuda and flat.dtype == torch.float32 and torch.compiler.is_compiling()
+        run = run_experts_eagerly if eager else Experts.run_experts
+        y, counts = run(self, flat, chosen, routing.weight)
         if ctx.apply is not apply_step:
             self.gates(self.all_gates(chosen, routing.weight).unflatten(0, x.shape[:-1]))
         if self.training:
@@ -188,7 +208,7 @@ class Experts(FeedForward):
         """Send one more token of each row to its experts, (N, C) -> (N, C); on a GPU by fused kernels."""
         if self.training or has_hooks(self) or not can_multiply_all(x, self.experts, self.top_k):
             return self(x, ctx)
-        gates = top_k_gates(x, self.router, ctx.real, self.top_k, self.renormalizes)
+        gates = top_k_gates(x, self.router, self.top_k, self.renormalizes)
         inner, outer = self.inner.to(x.dtype), self.outer.to(x.dtype)
         return expert_step(x, gates, inner, outer, self.activation, self.gated), self.no_loss
 
@@ -213,7 +233,7 @@ class Experts(FeedForward):
             y = self.expert(x[:, None].expand(-1, self.top_k, -1).flatten(0, 1), inner, outer, counts)
             return (y.unflatten(0, chosen.shape) * weight[..., None]).sum(1).to(x.dtype), counts
         align, least = (TILE, TILE if torch.is_grad_enabled() else 0) if x.is_cuda else (1, 0)
-        plan = sort_by_expert(chosen, self.experts, align, least)
+        plan = Dispatch(*sort_by_expert(chosen, self.experts, align, least))
         y = self.expert(GatherTokens.apply(x, plan.row, plan.slot), inner, outer, plan.ends)
         return CombineExperts.apply(y, weight, plan.row, plan.slot), plan.counts
 
@@ -226,6 +246,9 @@ class Experts(FeedForward):
         else:
             hidden = ACTIVATIONS[self.activation](hidden)
         return grouped_linear(self.dropout(hidden), outer, ends)
+
+
+run_experts_eagerly = _disable_dynamo(Experts.run_experts)  # torch.compiler.disable would load the compiler now
 
 
 def one_hot(chosen: Tensor, classes: int) -> Tensor:

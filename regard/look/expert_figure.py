@@ -1,4 +1,4 @@
-"""Which token went to which expert, and with which weight, in every mixture of experts of a model (layers/experts.py)."""
+"""A figure of the weights with which every mixture of experts of a model (layers/experts.py) sends tokens to experts."""
 
 from __future__ import annotations
 

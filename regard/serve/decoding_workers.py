@@ -125,7 +125,7 @@ def options_text(options: DecodeConfig) -> str:
 def read_options(text: str) -> DecodeConfig:
     """Return decode settings from JSON."""
     fields = json.loads(text)
-    return DecodeConfig(**fields | {"stop_strings": tuple(fields["stop_strings"])})
+    return DecodeConfig(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
 
 
 def event_message(event: DecodeEvent) -> list[Any]:

@@ -63,7 +63,11 @@ def test_everything_that_does_not_fit_is_listed_at_once(peer_folder: Callable[[s
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("bert", {"model_type": "mamba"}, r"'mamba' model: Regard reads GPT-2, LLaMA, BLOOM, BERT, .*T5, BART, Marian"),
+        (
+            "bert",
+            {"model_type": "mamba"},
+            r"'mamba' model: Regard reads GPT-2, LLaMA, Mixtral, BLOOM, BERT, .*BART, Marian",
+        ),
         ("bert", {"model_type": None}, r"Regard reads"),
         ("bert", {"architectures": ["BertForQuestionAnswering"]}, r"a BertForQuestionAnswering: of BERT, Regard reads"),
         ("bert", {"is_decoder": True}, r"is_decoder True"),

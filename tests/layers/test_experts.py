@@ -16,6 +16,7 @@ from regard.config import TrainConfig
 from regard.errors import RegardError
 from regard.layers.context import Context
 from regard.layers.experts import (
+    Dispatch,
     Experts,
     count_in_texts,
     expert_loads,
@@ -142,7 +143,7 @@ def test_a_batch_of_padding_alone_gives_zeros_and_a_finite_loss(name: str) -> No
 
 def test_assignments_are_sorted_by_expert_and_filled_up() -> None:
     chosen = torch.tensor([[2, 0], [0, 3], [3, 2], [2, 1]])  # 3 = dropped
-    plan = sort_by_expert(chosen, 3, align=4, least=4)
+    plan = Dispatch(*sort_by_expert(chosen, 3, 4, 4))
     assert plan.counts.tolist() == [2, 1, 3]
     assert plan.ends.tolist() == [4, 8, 12]
     total = len(plan.slot)

@@ -65,6 +65,9 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_grouped_mm": lambda a, b, *_, **__: matmul_flops(a, b),  # every row is multiplied with one of the matrices
     "regard::activated": lambda x, weight, *_: 2 * x.numel() * len(weight),
     "regard::activated_backward": lambda *_: 0,  # its products are outside of it
+    "regard::grouped_product": lambda x, weight, _, transposed: 2 * x.numel() * weight.shape[2 if transposed else 1],
+    "regard::grouped_weight_gradient": lambda grad, x, _: 2 * x.numel() * grad.shape[1],
+    "regard::sort_by_expert": lambda *_: 0,
     "regard::add_norm": lambda *_: 0,
     "regard::add_norm_backward": lambda *_: 0,
     "regard::short_attention": lambda q, k, v, *_: attention_flops(q, k, v),

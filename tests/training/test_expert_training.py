@@ -1,0 +1,109 @@
+"""Training with mixtures of experts: loads in the metrics, also after a resumption, and the figure of `regard look`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.errors import RegardError
+from regard.look.expert_figure import trace_experts
+from regard.look.model_trace import package_of
+from regard.look.record import record
+
+FORMS = ("dense", "switch", "mixtral", "noisy-experts")
+SETTINGS = {
+    "model.feedforward": ",".join(FORMS), "model.n_decoder_layers": "4", "model.d_model": "16", "model.n_heads": "2",
+    "model.d_ff": "16", "model.max_len": "32", "model.mixtral.experts": "4", "tokenizer.kind": "char",
+    "train.batch_tokens": "128", "train.log_every": "4", "train.valid_every": "100", "train.device": "cpu",
+    "train.threads": "1",
+}  # fmt: skip
+
+
+def recipe(folder: Path, model: str = "gpt-tiny") -> Path:
+    (folder / "text.txt").write_text("the cat sat on the mat and the dog ran to the tree.\n" * 40)
+    path = folder / "gpt.toml"
+    text = 'task = "causal-lm"\n[data]\ntrain = ["text.txt"]\nvalid = ["text.txt"]\n[model]\npreset = '
+    path.write_text(f'{text}"{model}"\n')
+    return path
+
+
+def train(folder: Path, name: str, steps: int, **more: str) -> Path:
+    given = {**SETTINGS, "data.root": str(folder), "train.steps": str(steps), **more}
+    return regard.train(recipe(folder), folder / name, settings=given, quiet=True)
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("experts"), "run", 8)
+
+
+def test_metrics_tell_how_evenly_experts_are_used(run: Path) -> None:
+    found = metrics(run)
+    assert [line["step"] for line in found] == [4, 8]
+    for line in found:
+        layers = line["expert_load_by_layer"]
+        assert len(layers) == 3
+        assert line["expert_load_max"] == pytest.approx(max(layers), abs=1e-4)
+        assert 1 <= line["expert_load_max"] <= 8
+        assert 0 <= line["expert_load_min"] <= 1
+        assert 0 <= line["dropped_tokens"] < 0.5
+        assert line["auxiliary_loss"] > 0
+
+
+def test_a_model_without_experts_has_no_such_metrics(tmp_path: Path) -> None:
+    given = {k: v for k, v in SETTINGS.items() if not k.startswith("model.mixtral")}
+    given |= {"model.feedforward": "dense", "data.root": str(tmp_path), "train.steps": "4"}
+    run = regard.train(recipe(tmp_path), tmp_path / "run", settings=given, quiet=True)
+    assert not any(key.startswith("expert") for line in metrics(run) for key in line)
+    with pytest.raises(RegardError, match=r"has no experts: its model\.feedforward is dense"):
+        trace_experts(run, "the cat")
+
+
+def test_a_resumed_run_counts_the_loads_from_before(run: Path, tmp_path: Path) -> None:
+    """It stops at step 6, between two lines; noise comes from the generator, which is part of a checkpoint."""
+    again = train(tmp_path, "run", 6)
+    regard.resume(again, settings={"train.steps": "8"}, quiet=True)
+    wanted, found = metrics(run)[-1], metrics(again)[-1]
+    assert found["step"] == 8
+    for key in ("expert_load_max", "expert_load_min", "expert_load_by_layer", "dropped_tokens"):
+        assert found[key] == pytest.approx(wanted[key], abs=1e-6), key
+
+
+def test_look_shows_the_experts_of_every_token(run: Path, tmp_path: Path) -> None:
+    found = trace_experts(run, "the cat")
+    assert [*found.layers] == ["decoder.1.ff", "decoder.2.ff", "decoder.3.ff"]
+    package, _ = package_of(run)
+    model: Any = package.model
+    ids = torch.tensor([[*package.token_template.before, *package.tokenizers.target.encode("the cat")]])  # type: ignore[union-attr]
+    with record(model, stream=True) as tape, torch.no_grad():
+        model(ids)
+    for index, k in ((2, 2), (3, 2)):
+        router = model.decoder.blocks[index].sublayers["ff"].router.detach().double()
+        logits = tape.vectors[f"decoder.{index}.ff.input"][-1][0].double() @ router.T
+        weights = found.layers[f"decoder.{index}.ff"]
+        assert weights.shape == logits.shape
+        np.testing.assert_allclose(weights.sum(1), 1, atol=1e-6)
+        best = logits.topk(k).indices.sort(1).values
+        chosen = [np.flatnonzero(row).tolist() for row in weights]
+        clear = logits.topk(k + 1).values.diff(dim=1).abs().amin(1) > 1e-5  # ties may go either way
+        assert all(mine == wanted for mine, wanted, sure in zip(chosen, best.tolist(), clear, strict=True) if sure)
+    assert "decoder.3.ff" in str(found)
+    found.save_csv(tmp_path / "experts.csv")
+    with (tmp_path / "experts.csv").open(encoding="utf-8") as file:
+        rows = [*csv.DictReader(file)]
+    assert len(rows) == 3 * ids.shape[1]
+    found.save(tmp_path / "experts.png")
+    assert (tmp_path / "experts.png").read_bytes().startswith(b"\x89PNG")
+    assert json.dumps(found.numbers())
