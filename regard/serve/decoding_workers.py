@@ -124,7 +124,7 @@ def options_text(options: DecodeConfig) -> str:
 @lru_cache(64)
 def read_options(text: str) -> DecodeConfig:
     """Return decode settings from JSON."""
-    fields = json.loads(text)
+    fields: dict[str, Any] = json.loads(text)
     return DecodeConfig(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
 
 
