@@ -135,7 +135,10 @@ def smaller(config: Config, given: dict[str, Any]) -> dict[str, Any]:
     if not config.train.init_from:
         preset = with_preset(given)
         shrunk = {name: value for name, value in SIZES.items() if preset.get(name, 0) > 1}  # one is small
-        shrunk |= {"recurrent.d_hidden": 16} if "recurrent" in preset else {}
+        recurrent = preset.get("recurrent", {})
+        shrunk |= {"recurrent.d_hidden": 16} if recurrent else {}
+        if recurrent.get("residual") or recurrent.get("fast_forward"):  # connections between layers need some
+            shrunk |= {"n_encoder_layers": 3, "n_decoder_layers": 3}
         settings |= {f"model.{name}": value for name, value in shrunk.items()}
         settings |= {"tokenizer.vocab_size": 400, "model.max_len": min(64, config.model.max_len)}
     return settings

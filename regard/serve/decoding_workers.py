@@ -124,8 +124,8 @@ def options_text(options: DecodeConfig) -> str:
 @lru_cache(64)
 def read_options(text: str) -> DecodeConfig:
     """Return decode settings from JSON."""
-    fields: dict[str, Any] = json.loads(text)
-    return DecodeConfig(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
+    found: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(text).items()}
+    return DecodeConfig(**found)
 
 
 def event_message(event: DecodeEvent) -> list[Any]:

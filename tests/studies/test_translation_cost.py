@@ -18,12 +18,25 @@ from regard.data.batches import Cursor
 from regard.errors import RegardError
 from regard.studies import sentence_length, translation_cost, translation_models
 from regard.studies.finetuning_study import merge_settings
-from regard.studies.translation_models import MODELS, count_flops, make_settings, plan_jobs, read_curve, run_job
+from regard.studies.translation_models import (
+    MODELS,
+    STARTS_FROM,
+    count_flops,
+    make_settings,
+    plan_jobs,
+    read_curve,
+    run_job,
+)
+from regard.tasks.run import train_config
 from regard.tasks.run_config import make_config
 from regard.tasks.translation import prepare_job
 
 RECIPES = Path(regard.__file__).parent / "recipes"
-FILES = {name: f"multi30k-{name}" for name in MODELS} | {"transformer": "multi30k-small-en-de"}
+FILES = {name: f"multi30k-{name}" for name in MODELS}
+FILES |= dict.fromkeys(("transformer", "transformer-2", "transformer-3"), "multi30k-small-en-de")
+WITH_RECIPES = [name for name in MODELS if name not in STARTS_FROM]
+ROWS = ["lstm", "rnnsearch", "bytenet", "deep-att", "gnmt", "convs2s", "experts"]
+ROWS += ["transformer", "transformer-2", "transformer-3", "reward", "ensemble", "mbr"]
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +44,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_multi30k(tmp_path_factory.mktemp("multi30k"))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", WITH_RECIPES)
 def test_a_study_trains_by_the_recipe(name: str) -> None:
     own = make_config(merge_settings(translation_models.COMMON, MODELS[name]), {})
     there = make_config(recipes.load(RECIPES / f"{FILES[name]}.toml"), {})
     shared = {"data.source", "data.target", "tokenizer.vocab_size"}  # one for all, so that models can be compared
+    shared |= {"train.seed"} if name in ("transformer-2", "transformer-3") else set()
     assert set(recipes.differences(own, there)) <= {"name", "data.root", *shared}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", WITH_RECIPES)
 def test_watching_a_run_changes_nothing_that_is_learned(name: str) -> None:
     recipe = make_config(merge_settings(translation_models.COMMON, MODELS[name]), {})
     watched = make_config(make_settings(name), {})
@@ -51,12 +65,15 @@ def test_watching_a_run_changes_nothing_that_is_learned(name: str) -> None:
 
 
 def test_all_models_read_the_same_batches() -> None:
-    configs = [make_config(make_settings(name), {}) for name in MODELS]
-    assert sorted(MODELS) == ["convs2s", "lstm", "rnnenc", "rnnsearch", "transformer"]
-    for config in configs:
-        assert (config.data, config.tokenizer) == (configs[0].data, configs[0].tokenizer)
+    """But for the vocabulary of Deep-Att, the order of an ensemble's members, and fine-tuning."""
+    configs = {name: make_config(make_settings(name), {}) for name in WITH_RECIPES}
+    first = configs["transformer"]
+    for name, config in configs.items():
+        assert config.data == first.data
+        assert (config.tokenizer == first.tokenizer) == (name != "deep-att")
         train = config.train
-        assert (train.batch_tokens, train.accumulate, train.seed) == (8192, 1, configs[0].train.seed)
+        assert (train.batch_tokens, train.accumulate) == (8192, 1)
+        assert (train.seed == first.train.seed) == (name not in ("transformer-2", "transformer-3"))
         assert config.model.max_len == 256  # longer pairs would be left out
 
 
@@ -85,9 +102,9 @@ def test_the_curve_is_the_validations_at_what_was_spent_until_then(tmp_path: Pat
     assert found == [{"step": 1, "flops": 30, "loss": 3.0}, {"step": 2, "flops": 100, "loss": 2.5}]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in WITH_RECIPES if name not in ("transformer-2", "transformer-3")])
 def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Path) -> None:
-    recurrent = {} if name in ("convs2s", "transformer") else {"recurrent": {"d_hidden": 32}}
+    recurrent = {} if name in ("bytenet", "convs2s", "transformer") else {"recurrent": {"d_hidden": 32}}
     widths = {"d_model": 32, **recurrent}
     small = {"model": widths, "tokenizer": {"vocab_size": 200}, "decode": {"max_len_a": 0.0, "max_len_b": 8}}
     job = plan_jobs([name], tmp_path / "out", data, 2, "cpu", True)[0]
@@ -99,22 +116,43 @@ def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Pat
     assert [point["step"] for point in found["curve"]] == [2, 4]
     for n, many in {"1": (12, 9), "2": (6, 4), "3": (4, 3), "4": (3, 2)}.items():
         assert tuple(len(found["translations"][test][n]) for test in translation_models.TEST_SETS) == many
+    assert len(found["valid"]) == 10
+
+
+def test_fine_tuning_on_a_reward_counts_its_samples(data: Path, tmp_path: Path) -> None:
+    """A pair costs its reference and 3 samples, forward and backward, and 3 samples more, forward alone."""
+    small = merge_settings(TINY, {"train": {"steps": 2, "batch_tokens": 200}, "tokenizer": {"vocab_size": 90}})
+    where = {"data.root": str(data), "train.device": "cpu"}
+    run = tmp_path / "first"
+    config = make_config(merge_settings(translation_models.COMMON, small), where)
+    train_config(config, run, quiet=True)
+    reward = {"train.init_from": str(run), "train.objective": "reward", "train.reward.samples": 3}
+    tuned = make_config({"data": translation_models.COMMON["data"]}, {**where, **reward, "train.batch_tokens": 200})
+    job = prepare_job(tmp_path / "second", tuned, quiet=True)
+    plain = prepare_job(tmp_path / "third", config, quiet=True)
+    assert count_flops(job, 5) == [4 * n + n for n in count_flops(plain, 5)]
 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_studies_side_by_side_share_what_they_train(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in MODELS:
+    for name in WITH_RECIPES:
         monkeypatch.setitem(MODELS, name, TINY)
+    tuned = merge_settings(TINY, {"train": {"objective": "reward", "label_smoothing": 0.0, "reward": {"samples": 2}}})
+    monkeypatch.setitem(MODELS, "reward", {**tuned, "model": {"max_len": 128}})
     out = translation_cost.study(tmp_path / "cost", data, device="cpu", quick=True)
     results = json.loads((out / "results.json").read_text())
-    assert list(results["rows"]) == ["lstm", "rnnsearch", "convs2s", "transformer"]
+    assert list(results["rows"]) == ROWS
     found = results["rows"]["lstm"]
     assert (found["steps"], [point["step"] for point in found["curve"]]) == (4, [2, 4])
     assert found["curve"][0]["flops"] < found["curve"][1]["flops"] == found["flops"]
     assert found["seconds"] > 0 <= found["bleu_tokenized"]
     assert found == results["rows"]["convs2s"] | {"seconds": found["seconds"]}  # here all models are alike
+    rows = results["rows"]
+    assert rows["ensemble"]["flops"] == sum(rows[name]["flops"] for name in ROWS[7:10])
+    assert rows["mbr"]["flops"] == rows["transformer"]["flops"] < rows["reward"]["flops"]
+    assert rows["ensemble"]["parameters"] == 3 * rows["mbr"]["parameters"]
     assert "| LSTM, one vector | " in (out / "table.md").read_text()
     assert (out / "translation-cost.png").read_bytes().startswith(b"\x89PNG")
     runs = tmp_path / "translators-quick"
@@ -144,9 +182,9 @@ def test_what_a_result_is_of_is_its_settings_and_its_texts(data: Path, tmp_path:
 def test_the_table_by_hand() -> None:
     setting = {"device": "H200", "torch": "2", "date": "2026-01-02T00", "command": "regard study x", "jobs": 2}
     found = {"parameters": 1234, "steps": 5000, "flops": 1.2345e16, "seconds": 61.6}
-    found |= {"bleu_tokenized": 30.126, "bleu_lower": 29.0}
+    found |= {"bleu_valid": 31.0, "bleu_tokenized": 30.126, "bleu_lower": 29.0}
     text = translation_cost.format_table({"rows": {"rnnsearch": found}, "setting": setting})
-    assert "| RNNsearch: GRU and attention | 1,234 | 5,000 | 1.23e+16 | 62 | 30.13 | 29.00 |" in text
+    assert "| RNNsearch: GRU and attention | 1,234 | 5,000 | 1.23e+16 | 62 | 31.00 | 30.13 | 29.00 |" in text
     assert "H200, 2 trainings at a time" in text
 
 
@@ -156,8 +194,10 @@ def test_bleu_is_that_of_single_sentences_of_the_test_set() -> None:
         ("Ja doch, so ist es.", "Yes, so it is."),
     ]
     said = {"test_2016_flickr": {"1": ["a DOG runs here .", "Yes, so it is."], "2": ["no"]}, "test_2017_flickr": {}}
-    found = dict.fromkeys(translation_cost.KEPT, 1) | {"translations": said, "of": {}}
-    assert translation_cost.make_row(found, pairs)["bleu_tokenized"] == pytest.approx(100)
+    found = dict.fromkeys(translation_cost.KEPT, 1) | {"translations": said, "of": {}, "valid": ["no", "no"]}
+    row = translation_cost.make_row(found, {"valid": pairs, "test": pairs})
+    assert row["bleu_tokenized"] == pytest.approx(100)
+    assert row["bleu_valid"] < 10
 
 
 def test_data_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:
