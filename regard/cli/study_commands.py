@@ -129,7 +129,7 @@ def study_three_ways(
 
 TRANSLATION_STUDIES = {
     "sentence-length": "Measure BLEU by sentence length: context vector, attention, Transformer.",
-    "translation-cost": "Measure BLEU against training FLOPs: the systems of Table 2, from the LSTM to ensembles.",
+    "translation-cost": "Measure BLEU against training FLOPs: the systems of Table 2.",
 }
 
 
