@@ -178,6 +178,10 @@ def choose(logits: Tensor, seeds: Tensor, steps: Tensor, options: DecodeConfig) 
     kept = (options.top_k, options.top_p, options.min_p, options.epsilon)
     p = truncate(logits / options.temperature, *kept).softmax(-1)
     # The exponential race: argmax of p_i / e_i with e_i ~ Exp(1) picks i with probability p_i.
+    if p.device.type == "cpu" and p.dtype == torch.float32:
+        from regard.kernels.exponential_race_numba import run_race
+
+        return run_race(p, row_keys(seeds, steps))
     return (p / exponential_noise(seeds, steps, logits.shape[1])).argmax(-1)
 
 
@@ -221,11 +225,16 @@ def truncate(logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0, epsil
     return logits
 
 
+def row_keys(seeds: Tensor, steps: Tensor) -> Tensor:
+    """Return 32 random bits for each row (N,), a hash of its seed and its step."""
+    return hash_bits(
+        hash_bits(seeds & UINT32_MAX) ^ hash_bits((seeds >> 32) + 0x9E3779B9) ^ hash_bits(steps.long() + 0x7F4A7C15)
+    )
+
+
 def exponential_noise(seeds: Tensor, steps: Tensor, n: int) -> Tensor:
     """Return noise (N, n) distributed as Exp(1): a hash of seed, step and column."""
-    key = hash_bits(
-        hash_bits(seeds & UINT32_MAX) ^ hash_bits((seeds >> 32) + 0x9E3779B9) ^ hash_bits(steps.long() + 0x7F4A7C15)
-    )[:, None]
+    key = row_keys(seeds, steps)[:, None]
     column = torch.arange(n, device=seeds.device) * 0x9E3779B1 & UINT32_MAX
     bits = hash_bits(hash_bits(column ^ key) + key)
     return -((bits >> 9).float() + 0.5).mul_(2.0**-23).log_()  # exact in fp32, never 0 or 1 before the logarithm

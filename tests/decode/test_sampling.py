@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import (
     BANNED,
@@ -28,8 +28,17 @@ from regard.decode import sampling as drawing
 from regard.decode.batch_decoding import decode
 from regard.decode.beam_search import beam_search
 from regard.decode.constraints import Hypothesis
-from regard.decode.sampling import choose, exponential_noise, penalize_repetition, sample, seen_tokens, truncate
+from regard.decode.sampling import (
+    choose,
+    exponential_noise,
+    penalize_repetition,
+    row_keys,
+    sample,
+    seen_tokens,
+    truncate,
+)
 from regard.errors import RegardError
+from regard.kernels.exponential_race_numba import run_race
 from regard.text.special_tokens import SpecialTokenTemplate
 
 CPU = torch.device("cpu")
@@ -426,3 +435,27 @@ def test_the_start_tokens_take_room_from_the_translation() -> None:
     for start, room in (((SOS,), 10), ((EOS, SOS), 9)):
         ((found,),) = decode(model, [[5, 6]], options, 10, CPU, token_template=SpecialTokenTemplate(start=start))
         assert (len(found.tokens), found.ended) == (room, False)
+
+
+@given(
+    st.integers(1, 300),
+    st.floats(0.01, 30),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 10_000),
+    st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None)
+def test_the_compiled_race_has_the_winner_of_the_formula(
+    columns: int, spread: float, seed: int, step: int, draw: int
+) -> None:
+    """argmax of p_i / e_i in float64, where no other token comes within rounding of the winner; p = 0 never wins."""
+    x = torch.randn(5, columns, generator=torch.Generator().manual_seed(draw)) * spread
+    x[:, 1::3] = -torch.inf
+    p, seeds = x.softmax(-1), torch.arange(5) + seed % (2**62)
+    steps = torch.full((5,), step)
+    found = run_race(p, row_keys(seeds, steps))
+    ratios = p.double() / exponential_noise(seeds, steps, columns).double()
+    best = ratios.amax(1)
+    chosen = ratios.gather(1, found[:, None])[:, 0]
+    assert (chosen >= best * (1 - 1e-5)).all()
+    assert (chosen > 0).all()
