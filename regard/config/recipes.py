@@ -46,11 +46,18 @@ def find_recipe(recipe: str | Path) -> Path:
     )
 
 
+# Around the settings of a run: half of a TOML file may be a valid one, and would train with defaults.
+FIRST_LINE, LAST_LINE = "# All settings of this run, up to the line 'end'.\n", "# end\n"
+
+
 def load(recipe: str | Path) -> dict[str, Any]:
     """Read a TOML recipe as nested dictionaries; its name is that of the file unless it gives another."""
     path = find_recipe(recipe)
     try:
-        values = tomllib.loads(read_text(path))
+        text = read_text(path)
+        if text.startswith(FIRST_LINE) and not text.endswith(LAST_LINE):
+            raise RegardError(f"{path} ends before its last line, so settings are missing: put the whole file back")
+        values = tomllib.loads(text)
     except OSError as error:
         raise RegardError(f"cannot read the recipe {shorten_path(path)}: {error.strerror or error}") from None
     except ValueError as error:
@@ -203,7 +210,13 @@ def changed_settings(config: ModelConfig, **settings: Any) -> ModelConfig:
     return build(merge_tables(to_dict(config), nest(settings)), ModelConfig, "model.")
 
 
+def to_run_toml(config: Config) -> str:
+    """Return the settings of a run as the file that it keeps, which says where it ends."""
+    return FIRST_LINE + to_toml(config) + LAST_LINE
+
+
 def to_toml(config: Config) -> str:
+    """Return settings as TOML."""
     return "\n".join(_toml_lines(to_dict(config))) + "\n"
 
 

@@ -78,9 +78,8 @@ def check_options(options: DecodeConfig) -> None:
             f"{options.prune}: 0 switches them off"
         )
     if (options.coverage_penalty or options.prune) and not searches:
-        raise RegardError(
-            "decode.coverage_penalty and decode.prune are for beam search: widen decode.beam, or set them to 0"
-        )
+        remedy = "set decode.mbr_candidates beam" if options.mbr else "widen decode.beam"
+        raise RegardError(f"decode.coverage_penalty and decode.prune are for beam search: {remedy}, or set them to 0")
     if not 0 <= options.epsilon < 1:
         raise RegardError(
             f"decode.epsilon must be a probability below 1, not {options.epsilon}: 0.02 is usual, 0 is off"
@@ -88,16 +87,36 @@ def check_options(options: DecodeConfig) -> None:
     check_mbr(options)
 
 
+TRANSLATION_SETTINGS = ("length_norm", "coverage_penalty", "prune", "mbr", "ensemble", "replace_unknown")
+
+
+def check_language_model_options(options: DecodeConfig) -> None:
+    """Refuse settings that are for translations alone."""
+    for name in TRANSLATION_SETTINGS:
+        if getattr(options, name) != getattr(DecodeConfig(), name):
+            raise RegardError(f"decode.{name} is for translations, not for language models: leave it out")
+
+
 def searching(options: DecodeConfig, **changes: Any) -> DecodeConfig:
     """Return settings for beam search or greedy decoding, ranked by length and log p alone, with some changes."""
+    return replace(options, **plain_search() | changes)
+
+
+def plain_search() -> dict[str, Any]:
+    """Return the settings of a search that does not sample, and ranks by length and log p alone."""
     default = DecodeConfig()
     names = ("temperature", "epsilon", "coverage_penalty", "prune", "mbr", "mbr_metric", "mbr_candidates")
-    return replace(options, **{name: getattr(default, name) for name in names} | changes)
+    return {name: getattr(default, name) for name in names}
+
+
+def greedy_options() -> dict[str, Any]:
+    """Return the settings of greedy decoding, as options of a call that other settings of a model remain in force for."""
+    return plain_search() | {"beam": 1, "nbest": 1}
 
 
 def greedy(options: DecodeConfig) -> DecodeConfig:
     """Return settings for greedy decoding with the limits of given ones."""
-    return searching(options, beam=1, nbest=1, ensemble="mean")
+    return replace(options, **greedy_options(), ensemble="mean")
 
 
 def check_mbr(options: DecodeConfig) -> None:
@@ -116,6 +135,9 @@ def check_mbr(options: DecodeConfig) -> None:
         raise RegardError(f"decode.nbest {options.nbest} is more than the {options.mbr} candidates of decode.mbr")
     if options.mbr_candidates == "beam" and options.temperature > 0:
         raise RegardError("decode.mbr_candidates beam does not sample: leave out decode.temperature")
+    for name in ("top_k", "top_p", "min_p") if options.mbr_candidates == "beam" else ():
+        if getattr(options, name) != getattr(default, name):
+            raise RegardError(f"decode.mbr_candidates beam does not sample: leave out decode.{name}")
     if options.mbr_candidates != "epsilon" and options.epsilon:
         raise RegardError(f"decode.epsilon is for decode.mbr_candidates epsilon, not {options.mbr_candidates}")
 

@@ -19,7 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import DecodeConfig, ModelConfig
-from regard.decode.constraints import check_options, pad_rows, token_budget, uses_cuda_graphs, warn_not_captured
+from regard.decode.constraints import (
+    check_language_model_options,
+    check_options,
+    pad_rows,
+    token_budget,
+    uses_cuda_graphs,
+    warn_not_captured,
+)
 from regard.decode.sampling import choose_next, seed_tensor, seen_tokens
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
@@ -155,10 +162,8 @@ def check_generation(options: DecodeConfig) -> None:
         raise RegardError(f"{options.nbest} samples at temperature 0 are all the same: give a temperature above 0")
     if options.max_new_tokens < 1:
         raise RegardError(f"decode.max_new_tokens must be at least 1, not {options.max_new_tokens}")
+    check_language_model_options(options)
     check_options(options)
-    for name in ("length_norm", "coverage_penalty", "prune", "mbr", "ensemble"):
-        if getattr(options, name) != getattr(DecodeConfig(), name):
-            raise RegardError(f"decode.{name} is for translations, not for language models: leave it out")
 
 
 def group_by_size(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.config import DecodeConfig
 from regard.decode.constraints import pad_rows
 from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax
@@ -84,6 +85,12 @@ def hooked_layers(layers: Sequence[SourceLayer]) -> Iterator[list[WeightsHook]]:
 def mean_weights(hooks: Sequence[WeightsHook]) -> Tensor:
     """Return the mean of the weights that hooks have kept, (B, T, S)."""
     return torch.stack([hook.weights for hook in hooks if hook.weights is not None]).mean(0)
+
+
+def check_coverage(options: DecodeConfig, model: Any) -> None:
+    """Refuse a coverage penalty for a model that does not attend to its source."""
+    if options.coverage_penalty:
+        AttentiveStep(model)
 
 
 class AttentiveStep:

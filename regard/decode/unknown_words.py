@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -130,7 +131,16 @@ def write_text(
     return tokenizer.join_pieces(pieces)
 
 
-@lru_cache(maxsize=4)
 def load_dictionary(path: str) -> dict[str, str]:
-    """Return the translations of words, in lower case, in a file of lines SOURCE<TAB>TARGET."""
+    """Return the translations of words, in lower case, in a file of lines SOURCE<TAB>TARGET; it is read when it changes."""
+    try:
+        changed = Path(path).stat().st_mtime_ns
+    except OSError:
+        changed = 0  # reading it says what is wrong
+    return read_dictionary(path, changed)
+
+
+@lru_cache(maxsize=4)
+def read_dictionary(path: str, changed: int) -> dict[str, str]:
+    """Return the translations of words in a file that was changed last at this time."""
     return {term.folded: term.target for term in Glossary.load(path).terms}

@@ -531,6 +531,8 @@ def work_identity(input: str, model: Path | Sequence[Path] | None, **settings: o
     content of its file.
     """
     models = [model] if isinstance(model, Path) else model or [bundled_path(DEFAULT)]
+    if settings.get("unknown_dictionary"):
+        settings["unknown_dictionary"] = Path(str(settings["unknown_dictionary"]))
     given = {name: sha256(value) if isinstance(value, Path) else value for name, value in settings.items()}
     return {
         "input": input,

@@ -506,7 +506,7 @@ class Translator:
         how = candidate_options(chosen) if chosen.mbr else chosen
         decoded = self.decode(self.model, given, how, limit, device, advance, self.token_template)
         if chosen.mbr:
-            texts = [self.tokenizers.target.decode_batch(h.tokens for h in own) for own in decoded]
+            texts = self._texts([sentences[i] for i in plain], given, decoded, chosen)
             decoded = [
                 rank_by_risk(own, its_texts, chosen, languages[i])
                 for i, own, its_texts in zip(plain, decoded, texts, strict=True)

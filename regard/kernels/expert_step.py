@@ -17,12 +17,13 @@ from regard.kernels.residual_norm import TRITON
 from regard.kernels.weight_layout import gate_block, split_gates
 
 MOST_ROWS = 256  # more rows than that are limited by arithmetic
+MOST_EXPERTS = 64  # a program of the kernel holds the logits of all experts
 
 
 def can_multiply_all(x: Tensor, experts: int, k: int) -> bool:
     """Return whether a step over x (N, C) is faster this way: its rows choose at least half of the experts or so."""
     rows = x.shape[0]
-    few = rows <= MOST_ROWS and experts <= 2 * k * rows
+    few = rows <= MOST_ROWS and experts <= min(2 * k * rows, MOST_EXPERTS)
     return TRITON and x.is_cuda and x.dtype != torch.float64 and few and not torch.is_grad_enabled()
 
 

@@ -110,7 +110,10 @@ class CombineExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, weight: Tensor, row: Tensor, slot: Tensor) -> Tensor:
         ctx.save_for_backward(y, weight, row, slot)
-        return (pick_rows(y, row) * weight[..., None]).sum(1).to(y.dtype)
+        total = (pick_rows(y, row) * weight[..., None]).sum(1)
+        # Not `.to` alone: in fp32 its result is `total` itself, and torch 2.11 loses the gradient of such a result where
+        # the function is compiled (pytorch issue 180642).
+        return total if total.dtype == y.dtype else total.to(y.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -384,6 +387,13 @@ class Switch(Experts):
     @classmethod
     def experts_per_token(cls, settings: Any) -> int:
         return 1
+
+    @classmethod
+    def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
+        usual = cls.Settings()
+        for name in ("capacity_factor", "eval_capacity_factor") if settings.capacity else ():
+            if getattr(settings, name) not in (0, getattr(usual, name)):
+                raise RegardError(f"model.switch.capacity is the limit, and model.switch.{name} another: leave one out")
 
     def route(self, x: Tensor, real: Tensor, ctx: Context) -> Routing:
         if self.training and self.jitter:

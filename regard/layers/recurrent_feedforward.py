@@ -40,9 +40,10 @@ class RecurrentFeedForward(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Return x + dropout(sigmoid(f(x))), (B, T, C) -> (B, T, C); `tokens` (B, T) is False at padding."""
-        positions = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-        if tokens is not None:
-            positions = positions.masked_fill(~tokens, PAD_POSITION)
+        if tokens is None:
+            positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        else:
+            positions = (tokens.long().cumsum(1) - 1).masked_fill(~tokens, PAD_POSITION)
         result = self.part(x, Context(positions))
         y, self._auxiliary.value = split_loss(result, None, self.part.auxiliary, self.part)
         return x + self.dropout(torch.sigmoid(y)).to(x.dtype)

@@ -60,6 +60,10 @@ def trace_experts(model: Any, text: str, **options: Any) -> ExpertFigure:
     if not any(getattr(part, "observed", {}).get("experts") for part in package.model.modules()):
         chosen = ", ".join(package.config.feedforward)
         raise RegardError(f"this model has no experts: its model.feedforward is {chosen}")
+    if package.model.is_recurrent:
+        raise RegardError(
+            "experts between recurrent layers are not recorded: metrics.jsonl of the run says how evenly they were used"
+        )
     forward = record_forward(package, text, stream=True, **options)
     found = {name.removesuffix(SUFFIX): x for name, x in forward.vectors.items() if name.endswith(SUFFIX)}
     layers = {name: x.double().cpu().numpy() for name, x in found.items()}

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.noise import mask_tokens
-from regard.decode.constraints import pad_rows
+from regard.decode.constraints import greedy_options, pad_rows
 from regard.errors import RegardError
 from regard.inference.translator import Translator
 from regard.look.figures import Drawable, Image, draw
@@ -237,7 +237,7 @@ def scan_bleu(
     with progress_bar("sentences", (len(heads) + 1) * len(lines), quiet) as advance:
 
         def counted() -> np.ndarray:
-            found = translator.translate_sentences(lines, progress=advance, to=to, beam=1, nbest=1, temperature=0.0)
+            found = translator.translate_sentences(lines, progress=advance, to=to, **greedy_options())
             return bleu.counts([translation.text for translation in found])
 
         base, effects = counted(), []

@@ -11,7 +11,16 @@ from typing import Any
 
 from regard.config import ModelConfig, RecurrentSettings
 from regard.config.recipes import check_values, fields_of
-from regard.config.registry import ALIGNMENT, BLOCKS, MADE_OF, PARTS, RECURRENT, architectures_with, chosen_tables
+from regard.config.registry import (
+    ALIGNMENT,
+    BLOCKS,
+    MADE_OF,
+    PARTS,
+    RECURRENT,
+    architectures_with,
+    chosen_tables,
+    split_names,
+)
 from regard.errors import RegardError
 from regard.layers.block import part_at
 from regard.layers.part import Place, check_part
@@ -71,6 +80,11 @@ def check_sizes(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[s
     for kind, usual in (("mixer", "attention"), ("feedforward", "dense")):
         if not getattr(config, kind):
             raise RegardError(f"model.{kind} names no part: choose one, such as {usual}")
+        given, n_layers = getattr(config, kind), max(config.n_encoder_layers, config.n_decoder_layers)
+        if len(given) > max(1, n_layers) and given != tuple(split_names(preset.get(kind, ()))):
+            raise RegardError(
+                f"model.{kind} lists {len(given)} parts, and the model has {n_layers} blocks: {given[-1]} would do nothing"
+            )
     attends = any(mixer.attends for mixer in mixers_of(config))
     for name in sizes:
         least = 0 if name == "d_ff" and not attends else 1

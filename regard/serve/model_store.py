@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from regard.decode.constraints import greedy_options
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import is_huggingface, model_settings
@@ -184,7 +185,8 @@ class ModelStore:
         with self.lease(name) as loaded:
             inference = loaded.inference
             if isinstance(inference, Translator):
-                inference.translate_sentences(["a"], to=first_target(inference), beam=1, max_len_b=1, max_len_a=0.0)
+                short: dict[str, Any] = {**greedy_options(), "max_len_b": 1, "max_len_a": 0.0}
+                inference.translate_sentences(["a"], to=first_target(inference), **short)
             elif isinstance(inference, Generator):
                 inference.generate("a", max_new_tokens=1)
             elif isinstance(inference, Classifier):

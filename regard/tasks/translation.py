@@ -17,6 +17,7 @@ from regard.data.parallel_corpus import ParallelCorpus, parse_direction
 from regard.data.token_cache import Filters, Store
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import greedy
+from regard.decode.source_attention import check_coverage
 from regard.decode.unknown_words import allow_unknown, replace_unknown
 from regard.device import autocast
 from regard.errors import RegardError
@@ -159,6 +160,9 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     model_config = replace(model_config, **tokenizers.target.special.model_settings())
     model = initial.build_model(model_config)
     config = replace(config, model=model.config)  # type: ignore[arg-type]
+    assert isinstance(model, TranslationModel)
+    allow_unknown(config.decode, model, tokenizers)  # refused before training, not at the first validation
+    check_coverage(config.decode, model)
     amount = f"{len(train):,} training pairs"
     own = (folder, config, model, tokenizers, token_template, train.key, amount)
     weights = sampling_weights(corpora["train"], train.rows_of_specs, config.data.temperature)

@@ -42,10 +42,10 @@ class WordAligner:
                 continue
             s = np.array([0, *(sources.setdefault(word, len(sources)) for word in source)])
             t = np.array([targets.setdefault(word, len(targets)) for word in target])
-            rows.append(np.tile(s, len(t)))
-            columns.append(np.repeat(t, len(s)))
+            rows.append(np.tile(s, len(t)).astype(np.int32))
+            columns.append(np.repeat(t, len(s)).astype(np.int32))
             priors.append(position_prior(len(s) - 1, len(t)).ravel())
-            owners.append(np.repeat(np.arange(n_words, n_words + len(t)), len(s)))
+            owners.append(np.repeat(np.arange(n_words, n_words + len(t), dtype=np.int32), len(s)))
             n_words += len(t)
             n_cells += len(s) * len(t)
             if n_cells > MAX_CELLS:
@@ -53,7 +53,9 @@ class WordAligner:
         if not rows:
             return cls(sources, targets, np.zeros(0, np.int64), np.zeros(0))
         prior, owner = np.concatenate(priors), np.concatenate(owners)
-        keys, cells = np.unique(np.concatenate(rows) * len(targets) + np.concatenate(columns), return_inverse=True)
+        wanted = np.concatenate(rows).astype(np.int64) * len(targets) + np.concatenate(columns)
+        del priors, owners, rows, columns  # as large as what was made of them
+        keys, cells = np.unique(wanted, return_inverse=True)
         table = np.ones(len(keys))
         for _ in range(ITERATIONS):
             weight = table[cells] * prior
@@ -77,10 +79,10 @@ class WordAligner:
         """Return the position of the source word that each target word comes from, or None."""
         if not source or not target:
             return [None] * len(target)
-        scores = self.probabilities(source, target) * position_prior(len(source), len(target))
+        prior = position_prior(len(source), len(target))
+        scores = self.probabilities(source, target) * prior
         same = np.array([[False, *(s == t for s in source)] for t in target])
         has_same = same.any(1, keepdims=True)
-        prior = position_prior(len(source), len(target))
         best = np.where(has_same, same * prior, scores).argmax(1)
         return [None if j == 0 else int(j) - 1 for j in best]
 

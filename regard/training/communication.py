@@ -9,7 +9,8 @@ spend on communication if nothing hid it.
 | ddp             | all-reduce of all gradients                                                                      |
 | fsdp            | for each block two all-gathers of its parameters and one reduce-scatter of its gradients         |
 | fsdp, data > 1  | as well the all-reduce of each rank's share of the gradients                                     |
-| tensor          | as well four all-reduces of the activations of each block                                        |
+| tensor          | as well an all-reduce of activations for each matrix that is cut: the result of one that is cut  |
+|                 | by its inputs, and the gradient of the input of one that is cut by its outputs                   |
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.config import TrainConfig
+from regard.layers.part import Part
 from regard.layers.stack import Stack
 from regard.training.interconnect import all_gather, reduce_scatter, synchronize
 
@@ -46,25 +48,35 @@ class Exchange(NamedTuple):
 def time_communication(ranks: Ranks, model: nn.Module, config: TrainConfig, dtype: torch.dtype) -> float:
     """Return the seconds that the exchanges of a step take by themselves, on the slowest rank; all ranks must call it."""
     device = torch.device(ranks.name)
-    found = list_exchanges(ranks, model, config, dtype)
+    units = [max(sizes) for sizes in zip(*ranks.gather(unit_sizes(model)), strict=True)]
+    found = list_exchanges(ranks, model, units, config, dtype)
     mine = sum(n * time_exchange(ranks, one, device) for one, n in found.items())
     return max(float(each) for each in ranks.gather(mine))
 
 
-def list_exchanges(ranks: Ranks, model: nn.Module, config: TrainConfig, dtype: torch.dtype) -> Counter[Exchange]:
-    """Return the exchanges of a step, and how often each occurs; `dtype` is that of activations.
+def unit_sizes(model: nn.Module) -> list[int]:
+    """Return how many parameters of each block this rank holds, and last of what is outside of blocks.
+
+    A parameter that cannot be cut evenly gives the ranks shares of different sizes; FSDP2 fills all up to the largest."""
+    blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
+    inside = {id(p) for block in blocks for p in block.parameters()}
+    units = [list(block.parameters()) for block in blocks]
+    units.append([p for p in model.parameters() if id(p) not in inside])
+    return [sum(local(p).numel() for p in parameters) for parameters in units]
+
+
+def list_exchanges(
+    ranks: Ranks, model: nn.Module, units: list[int], config: TrainConfig, dtype: torch.dtype
+) -> Counter[Exchange]:
+    """Return the exchanges of a step, and how often each occurs; `units` are those of `unit_sizes`, the same on all ranks,
+    and `dtype` is that of activations.
 
     With gradient accumulation ddp and the replicas of fsdp add up gradients once a step, all others with every batch."""
     found: Counter[Exchange] = Counter()
     batches = config.accumulate
-    blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
     if ranks.shard > 1:
-        inside = {id(p) for block in blocks for p in block.parameters()}
-        units = [list(block.parameters()) for block in blocks]
-        units.append([p for p in model.parameters() if id(p) not in inside])
-        for number, parameters in enumerate(units):
-            size = sum(local(p).numel() for p in parameters)
-            gathers = 2 if number < len(blocks) else 1  # what is outside of blocks stays whole until the backward pass
+        for number, size in enumerate(units):
+            gathers = 2 if number < len(units) - 1 else 1  # what is outside of blocks is whole until the backward pass
             found[Exchange("all-gather", "shard", size, dtype)] += gathers * batches
             found[Exchange("reduce-scatter", "shard", size, torch.float32)] += batches
             if ranks.data > 1:
@@ -75,7 +87,10 @@ def list_exchanges(ranks: Ranks, model: nn.Module, config: TrainConfig, dtype: t
     if ranks.tensor > 1:
         width = getattr(getattr(model, "config", None), "d_model", 0)
         tokens = config.batch_tokens // ranks.data_count
-        found[Exchange("all-reduce", "tensor", width * tokens, dtype)] += 4 * len(blocks) * batches
+        cut = sum(
+            hasattr(part, name) for part in model.modules() if isinstance(part, Part) for name in part.tensor_parallel
+        )
+        found[Exchange("all-reduce", "tensor", width * tokens, dtype)] += cut * batches
     return found
 
 

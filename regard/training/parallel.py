@@ -359,8 +359,8 @@ def arrange(config: TrainConfig, count: int) -> tuple[int, int, int]:
     mesh, sharded = config.mesh, config.parallel == "fsdp"
     if count > 1 and config.param_dtype != "fp32":
         raise RegardError(
-            f"train.param_dtype {config.param_dtype} rounds weights at random, on every rank otherwise: with several ranks "
-            f"leave it at fp32; train.parallel fsdp divides the memory of weights among them"
+            f"train.param_dtype {config.param_dtype} rounds weights at random, differently on every rank: with several "
+            f"ranks leave it at fp32; train.parallel fsdp divides the memory of weights among them"
         )
     if not sharded and mesh.shard > 1:
         raise RegardError("train.mesh.shard is for train.parallel fsdp: set that, or leave mesh.shard out")

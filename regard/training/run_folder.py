@@ -74,7 +74,7 @@ class OpenedRun:
         self.save_config()
 
     def save_config(self) -> None:
-        write_text(self.folder / "config.toml", recipes.to_toml(self.config))
+        write_text(self.folder / "config.toml", recipes.to_run_toml(self.config))
 
     def discard(self) -> None:
         """Remove what was made for a start that is refused."""
@@ -91,6 +91,8 @@ class OpenedRun:
 @contextlib.contextmanager
 def open_run(folder: Path, config: Config, *, overwrite: bool = False, resuming: bool = False) -> Iterator[OpenedRun]:
     """Hold the run folder for this process; a run that has checkpoints must agree with `config`."""
+    if config.task != "translation":
+        constraints.check_language_model_options(config.decode)
     constraints.check_options(config.decode)
     if config.decode.ensemble != "mean":
         raise RegardError("decode.ensemble is for several models, and a run trains one: leave it out of the recipe")

@@ -86,6 +86,12 @@ class Trainer:
                 f"checkpoint {self.checkpoints.path(step)} is of epoch {progress.cursor.epoch + 1:,} after {step:,} steps, "
                 f"which cannot be: remove it, and the one before is used"
             )
+        loads = sum(len(load) for load in self.training_step.expert_loads)
+        if len(progress.expert_loads) not in (0, loads):
+            raise RegardError(
+                f"checkpoint {self.checkpoints.path(step)} has {len(progress.expert_loads)} loads of experts, and this "
+                f"model {loads}: remove it, and the one before is used"
+            )
         if len(progress.running) != len(self.training_step.sums):
             raise RegardError(
                 f"checkpoint {self.checkpoints.path(step)} has {len(progress.running)} running sums, and this objective "

@@ -129,8 +129,8 @@ def compile_blocks(objective: Objective, is_sharded: bool = False) -> None:
 
     Of recurrent layers the one-token step of the scan is compiled.
     """
-    if is_sharded:  # otherwise torch takes numbers of heads for inputs in modules of FSDP2, whose kernels are then slow
-        torch._dynamo.config.specialize_int = True
+    # In modules of FSDP2 torch takes numbers, such as that of heads, for inputs, which makes slow kernels.
+    torch._dynamo.config.specialize_int = is_sharded
     torch._dynamo.config.specialize_float = True  # dropout rates and scales are constants, not inputs
     modules = list(objective.modules())
     stacks = [module for module in modules if isinstance(module, Stack)]

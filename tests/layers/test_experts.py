@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from regard.config import TrainConfig
 from regard.errors import RegardError
+from regard.kernels import expert_step
 from regard.layers.context import Context
 from regard.layers.experts import (
     Dispatch,
@@ -453,3 +455,41 @@ def test_a_layer_is_compiled_once_for_all_lengths(name: str, monkeypatch: pytest
         torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
         graphs.append(counter.frame_count)
     assert len(set(graphs)) == 1
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_compiled_layer_has_the_gradients_of_the_eager_one(name: str, dtype: torch.dtype) -> None:
+    """Traced, not compiled to machine code: torch 2.11 lost gradients of functions whose result is an intermediate."""
+    part = layer(name).to(dtype).eval()
+    x, ctx = inputs(2, 7, C).to(dtype), context(7, 4)
+    found = []
+    torch._dynamo.reset()
+    for run in (part, torch.compile(part, backend="aot_eager")):
+        part.zero_grad()
+        given = x.clone().requires_grad_()
+        y, loss = run(given, ctx)
+        (y.float().square().sum() + loss).backward()
+        weights = {key: p.grad for key, p in part.named_parameters() if p.grad is not None}
+        found.append({"y": y.detach(), "x": given.grad, **weights})
+    assert found[0].keys() == found[1].keys() >= {"y", "x", "router", "inner", "outer"}
+    for key, expected in found[0].items():
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(found[1][key], expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_settings_that_would_do_nothing_are_refused() -> None:
+    with pytest.raises(RegardError, match=r"capacity_factor another: leave one out"):
+        layer("switch", **{"switch.capacity": 3, "switch.capacity_factor": 7.0})
+    with pytest.raises(RegardError, match="lists 3 parts, and the model has 2 blocks: switch would do nothing"):
+        architectures.resolve(model_config(preset="gpt-tiny", n_decoder_layers=2, feedforward="dense,dense,switch"))
+
+
+def test_few_experts_only_are_multiplied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that holds the logits of all experts must not be given thousands."""
+    monkeypatch.setattr(expert_step, "TRITON", True)
+    x = cast(Any, SimpleNamespace(shape=(256, 8), is_cuda=True, dtype=torch.bfloat16))
+    with torch.no_grad():
+        assert expert_step.can_multiply_all(x, 8, 2)
+        assert expert_step.can_multiply_all(x, 64, 2)
+        assert not expert_step.can_multiply_all(x, 65, 2)

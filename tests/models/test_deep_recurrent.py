@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configured import model_config
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
@@ -16,6 +17,7 @@ from regard.config.registry import register, setting, unregister
 from regard.data.batches import Batch
 from regard.errors import RegardError
 from regard.layers.context import Context
+from regard.layers.experts import Experts
 from regard.layers.part import FeedForward, Place
 from regard.layers.recurrent import Recurrent
 from regard.models.architectures import make_model, preset
@@ -351,3 +353,15 @@ def test_settings_that_do_nothing_or_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(RegardError, match=message):
         make(name, **changes)
+
+
+def test_capacity_is_counted_in_each_text_between_recurrent_layers() -> None:
+    """An expert that may take one token of a text passes the others by; each text is counted by itself."""
+    sizes = {"preset": "lstm-small", "d_model": 6, "n_decoder_layers": 2, "target_vocab": V, "source_vocab": V}
+    given = {**sizes, "recurrent.d_hidden": 6, "recurrent_feedforward": "switch", "switch.experts": 2}
+    model: Any = make_model(model_config(**given, **{"switch.capacity": 1, "switch.jitter": 0.0}))
+    part = next(module for module in model.modules() if isinstance(module, Experts))
+    model.head_input(torch.arange(5, 13).view(2, 4))
+    *tokens, dropped = part.load.tolist()
+    assert sum(tokens) <= 2 * 2
+    assert sum(tokens) + dropped == 8

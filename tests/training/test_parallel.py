@@ -34,7 +34,7 @@ from regard.layers.stack import Stack
 from regard.models.architectures import make_model, preset, resolve
 from regard.models.initialization import is_made_in_parts, materialize_part
 from regard.text.special_tokens import PAD
-from regard.training.communication import Exchange, list_exchanges
+from regard.training.communication import Exchange, list_exchanges, unit_sizes
 from regard.training.objective import make_token_objective
 from regard.training.parallel import Ranks, SingleProcess, arrange, find_straggler, open_ranks, whole
 from regard.training.training_step import TrainingStep
@@ -54,11 +54,14 @@ RECIPES = {
     f"[train]\nbatch_tokens = 100\nactivation_checkpointing = true\n{EVERY}{TRAIN}",
     "bert": f'task = "masked-lm"\n{TEXT}[model]\npreset = "bert-base"\n{SIZES}n_encoder_layers = 2\n[train]\n'
     f"batch_tokens = 224\nlabel_smoothing = 0.0\n{EVERY}{TRAIN}",
+    "odd": f'task = "causal-lm"\n{TEXT}[model]\npreset = "gpt2"\n{SIZES}n_decoder_layers = 1\n[train]\nbatch_tokens = 224\n'
+    f"label_smoothing = 0.0\n{EVERY}{TRAIN}",
     "rnn": f'task = "causal-lm"\n{TEXT}[model]\npreset = "lstm-small"\nd_model = 24\nn_decoder_layers = 2\ndropout = 0.0\n'
     f"max_len = 32\n[train]\nbatch_tokens = 120\nbptt = 8\nlabel_smoothing = 0.0\ntar_weight = 1.0\n{EVERY}{TRAIN}",
 }
 RECIPES["gpt"] = RECIPES["gpt"].replace('documents = "line"', 'documents = "line"\npacking = "documents"')
 RECIPES["transformer"] = RECIPES["transformer"].replace("max_len = 32", "max_len = 64")
+RECIPES["odd"] = RECIPES["odd"].replace("d_model = 32", "d_model = 36").replace("d_ff = 64", "d_ff = 67")
 RECIPES["rnn"] = RECIPES["rnn"].replace('documents = "line"\n', "")
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp": (2, {}),
@@ -156,6 +159,7 @@ def check_layouts(folder: Path, recipes: list[str], layouts: list[str]) -> None:
 
 def test_two_processes_train_like_one(folder: Path) -> None:
     check_layouts(folder, ["gpt"], ["ddp", "fsdp", "tensor"])
+    check_layouts(folder, ["odd"], ["fsdp"])  # sizes that the number of ranks does not divide
     for name in ("ddp", "fsdp", "tensor"):
         lines = [json.loads(line) for line in (folder / f"gpt-{name}" / "metrics.jsonl").read_text().splitlines()]
         assert all(line["communication"] > 0 and line["waiting"] >= 0 for line in lines if line["kind"] == "train")
@@ -471,7 +475,7 @@ def test_the_exchanges_of_a_step_are_counted() -> None:
     def count(data: int, shard: int, tensor: int) -> dict[Exchange, int]:
         ranks = Ranks.__new__(Ranks)
         ranks.data, ranks.shard, ranks.tensor, ranks.data_count = data, shard, tensor, data * shard
-        return dict(list_exchanges(ranks, model, config, torch.bfloat16))
+        return dict(list_exchanges(ranks, model, unit_sizes(model), config, torch.bfloat16))
 
     bf16, fp32 = torch.bfloat16, torch.float32
     assert count(2, 1, 1) == {Exchange("all-reduce", "data", 3 * block + rest, fp32): 1}

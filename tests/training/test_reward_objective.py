@@ -44,6 +44,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "ff_dropout": 0.0,
     },
     "convs2s": {"preset": "convs2s-small"},
+    "bytenet": {"preset": "bytenet-small", "n_encoder_layers": 2, "n_decoder_layers": 2},
+    "gnmt": {"preset": "gnmt-small", "recurrent.d_hidden": 8, "n_encoder_layers": 3, "n_decoder_layers": 3},
+    "deep-att": {"preset": "deep-att-small", "recurrent.d_hidden": 8, "n_encoder_layers": 2, "n_decoder_layers": 2},
     "rnnsearch": {"preset": "rnnsearch-small", "recurrent.d_hidden": 8},
     "lstm": {"preset": "sutskever-small", "recurrent.d_hidden": 8},
 }
