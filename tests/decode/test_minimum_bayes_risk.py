@@ -17,6 +17,7 @@ from regard.decode.constraints import Hypothesis, check_options
 from regard.decode.generation import check_generation
 from regard.decode.minimum_bayes_risk import candidate_options, rank_by_risk
 from regard.errors import RegardError
+from regard.inference.arguments import decode_config
 from regard.inference.translator import Translator
 from regard.model_folder import ModelPackage
 from regard.models.transformer import Transformer
@@ -65,6 +66,9 @@ def test_settings_of_the_candidates() -> None:
         {"mbr": 4, "mbr_candidates": "beam", "temperature": 1.0},
         {"mbr": 4, "mbr_candidates": "ancestral", "epsilon": 0.1},
         {"mbr": 4, "coverage_penalty": 0.2},
+        {"mbr": 4, "mbr_candidates": "beam", "top_k": 5},
+        {"mbr": 4, "mbr_candidates": "beam", "top_p": 0.9},
+        {"mbr": 4, "mbr_candidates": "beam", "min_p": 0.5},
     ],
 )
 def test_settings_that_do_nothing_are_refused(settings: dict[str, Any]) -> None:
@@ -136,3 +140,11 @@ def test_required_words_and_repetitions_are_searched_for_as_before(options: Any)
     assert "Garten" in found.text
     (found,) = translator.translate_sentences(["a house"], no_repeat_ngram_size=2, length_penalty=0.0, **options)
     assert found.tokens
+
+
+def test_commands_that_decode_greedily_leave_out_what_a_model_was_saved_with() -> None:
+    saved = DecodeConfig(beam=5, coverage_penalty=0.2, prune=3.0, max_len_b=7)
+    for options in (saved, DecodeConfig(mbr=8, mbr_metric="bleu", temperature=0.7, epsilon=0.1, max_len_b=7)):
+        found = decode_config(options, greedy_options())
+        check_options(found)
+        assert found == DecodeConfig(beam=1, max_len_b=7)

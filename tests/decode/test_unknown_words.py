@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from regard.decode import unknown_words
 from regard.decode.batch_decoding import decode
 from regard.decode.unknown_words import allow_unknown, attended_word, load_dictionary, replace_unknown
 from regard.errors import RegardError
+from regard.inference.document_translation import work_identity
 from regard.models.architectures import make_model, preset
 from regard.tasks.run import train_config
 from regard.tasks.run_config import make_config
@@ -128,6 +130,12 @@ def test_translations_come_from_the_dictionary_in_any_case(monkeypatch: pytest.M
     ids = tokenizers.source.encode("MUNICH Dog")
     found = replace_unknown(model, tokenizers, EOS_TEMPLATE, options, ["MUNICH Dog"], [ids], [[UNK, UNK]])
     assert found == ["München Hündchen"]
+    file.write_text("dog\tHund\n")
+    os.utime(file, ns=(1, 1))  # a change is noticed
+    assert load_dictionary(str(file)) == {"dog": "Hund"}
+    before = work_identity("x", None, unknown_dictionary=str(file))
+    file.write_text("dog\tDackel\n")
+    assert work_identity("x", None, unknown_dictionary=str(file)) != before  # kept results are of the old file
 
 
 def test_spaces_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

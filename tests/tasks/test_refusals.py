@@ -10,6 +10,7 @@ import pytest
 from little import config_of, learn, write_all
 from PIL import Image
 
+import regard
 from regard.errors import RegardError
 
 
@@ -194,3 +195,27 @@ def test_settings_of_recurrent_models_elsewhere(corpora: Path, task: str, name: 
 def test_settings_of_carried_states_elsewhere(corpora: Path, task: str, preset: str, name: str, value: Any) -> None:
     with pytest.raises(RegardError, match=rf"train\.{name} is for recurrent language models"):
         config_of(corpora, task, **{"model.preset": preset, f"train.{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("mbr", 8), ("coverage_penalty", 0.2), ("prune", 3.0), ("length_norm", "gnmt"), ("replace_unknown", "copy")],
+)
+def test_decoding_of_translations_in_a_language_model(corpora: Path, setting: str, value: Any) -> None:
+    refused(corpora, "causal-lm", f"decode.{setting} is for translations", **{f"decode.{setting}": value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"decode.replace_unknown": "copy"}, "decode.replace_unknown needs to know which source word"),
+        ({"decode.coverage_penalty": 0.2}, "decode.coverage_penalty needs attention over the source"),
+    ],
+)
+def test_attention_that_a_translator_does_not_have(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    """It is said before training, not at the first validation or after it."""
+    small = {"model.preset": "sutskever-small", "model.d_model": 8, "model.recurrent.d_hidden": 8, "train.steps": 1}
+    given = {"tokenizer.kind": "word", "tokenizer.vocab_size": 100, "data.train": ["toy:50"], "data.valid": ["toy:5"]}
+    with pytest.raises(RegardError, match=words):
+        regard.train("toy-en-de", tmp_path / "run", settings={**small, **given, **settings}, quiet=True)
+    assert not (tmp_path / "run" / "checkpoints").exists()
