@@ -13,7 +13,7 @@ from tokens import SETTINGS
 
 from regard.config import DecodeConfig, TokenizerConfig
 from regard.decode.batch_decoding import decode
-from regard.decode.constraints import Hypothesis, check_options
+from regard.decode.constraints import Hypothesis, check_options, greedy_options
 from regard.decode.generation import check_generation
 from regard.decode.minimum_bayes_risk import candidate_options, rank_by_risk
 from regard.errors import RegardError
