@@ -93,11 +93,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.slow)
 
 
+# Files whose tests take longest run first: otherwise one worker ends with them while the others have nothing left to do.
+LONGEST = ("test_notebooks.py", "training/test_parallel.py", "test_docs.py", "recipes/")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take a share of the tests, every N-th, and shuffle them if that is asked for."""
+    """Take a share of the tests, every N-th, put the longest first, and shuffle them if that is asked for."""
     share, shares = map(int, config.getoption("--shard").split("/"))
     items[:] = items[share - 1 :: shares]
+    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONGEST))
     if (seed := config.getoption("--shuffle")) is not None:
         shuffle(items, seed)
 
