@@ -94,6 +94,16 @@ def document_mask(mask: Mask) -> Mask:
     return replace(mask, packed=True)
 
 
+def document_starts(positions: Tensor) -> Tensor:
+    """Return the column at which the document of each token begins, for tokens at positions (B, T): int32 (B, T).
+
+    Where the document began before the first column, as in a prompt that continues a text, the result is below 0: such a
+    token also sees what a decoding state kept. Padding counts as part of the document before it."""
+    index = torch.arange(positions.shape[1], device=positions.device).expand_as(positions)
+    begins = torch.where(positions > PAD_POSITION, index - positions, torch.iinfo(torch.int32).min)
+    return begins.cummax(1).values.int()
+
+
 def dense_mask(mask: Mask, q: Tensor, k: Tensor, index: Tensor | None = None) -> Tensor:
     """Return the attention mask of queries at positions q (B, T) and keys at k (B, S): (B, 1, T or 1, S), True = attend.
 
