@@ -7,7 +7,6 @@ text, and in another document of a packed row.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.masks import PAD_POSITION
@@ -40,10 +39,8 @@ class ShortConvolution(nn.Module):
 
         starts: (B, T), the column at which each token's document begins (`kernels.masks.document_starts`).
         inputs: (B, kernel - 1, C), the tokens before the first column where a text continues; None: zeros."""
-        if inputs is None:
-            before = F.pad(x, (0, 0, self.kernel - 1, 0))  # (B, kernel - 1 + T, C)
-        else:
-            before = torch.cat([inputs.to(x.dtype), x], 1)
+        earlier = x.new_zeros(len(x), self.kernel - 1, self.width) if inputs is None else inputs.to(x.dtype)
+        before = torch.cat([earlier, x], 1)  # (B, kernel - 1 + T, C)
         length, weight = x.shape[1], self.weight.to(x.dtype)
         index = torch.arange(length, device=x.device)
         y = x * weight[:, -1] if self.bias is None else torch.addcmul(self.bias.to(x.dtype), x, weight[:, -1])
