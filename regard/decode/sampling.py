@@ -25,6 +25,7 @@ from regard.decode.constraints import (
     with_allowed_tokens,
 )
 from regard.kernels.hashing import UINT32_MAX, hash_bits
+from regard.kernels.residual_norm import TRITON
 from regard.text.special_tokens import EOS_TEMPLATE
 
 # ---- translating -------------------------------------------------------------------------------------------------------
@@ -175,9 +176,13 @@ def choose(logits: Tensor, seeds: Tensor, steps: Tensor, options: DecodeConfig) 
     """Return the likeliest token of each row (N,) at temperature 0, otherwise a sampled one."""
     if options.temperature == 0:
         return argmax(logits)
+    # The exponential race: argmax of p_i / e_i with e_i ~ Exp(1) picks i with probability p_i.
+    if TRITON and logits.is_cuda and not options.top_k and options.top_p == 1:
+        from regard.kernels import exponential_race_triton as race
+
+        return race.run_race(logits, row_keys(seeds, steps), options.temperature, options.min_p, options.epsilon)
     kept = (options.top_k, options.top_p, options.min_p, options.epsilon)
     p = truncate(logits / options.temperature, *kept).softmax(-1)
-    # The exponential race: argmax of p_i / e_i with e_i ~ Exp(1) picks i with probability p_i.
     if p.device.type == "cpu" and p.dtype == torch.float32:
         from regard.kernels.exponential_race_numba import run_race
 
