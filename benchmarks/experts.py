@@ -5,7 +5,8 @@
 
 8 experts, 2 a token, each gated and half as wide as the dense model's gated layer: both multiply a token with the same
 number of weights, apart from the router. `train` is a step of `regard train` on padded batches, `decode` continues 64
-prompts with CUDA graphs. The last column of the dense model's row is how fast the mixture is relative to it.
+prompts with CUDA graphs, short ones and long ones: a step reads all experts, and the keys and values of all tokens. The last
+column of the dense model's row is how fast the mixture is relative to it.
 
 --profile counts, in the profile of one training step, the calls with which the host waits for the device. --loads trains on
 a text, and prints how many tokens each expert had in the last tenth of the steps, 1 = the mean of its layer.
@@ -108,9 +109,15 @@ def profile(report: Report, step: RegardStep, batch: Any) -> None:
 
 
 def decode(report: Report) -> None:
-    """Measure tokens per second of 64 continuations."""
-    tiny, device = report.options.tiny, report.device
-    n, length, new = (4, 4, 8) if tiny else (64, 32, 128)
+    """Measure tokens per second of 64 continuations of short and of long prompts."""
+    for length in (4, 16) if report.options.tiny else (32, 896):
+        decode_after(report, length)
+
+
+def decode_after(report: Report, length: int) -> None:
+    """Measure tokens per second of 64 continuations of prompts of this length; reading the prompts counts too."""
+    tiny, device, what = report.options.tiny, report.device, f"decode after {length} tokens"
+    n, new = (4, 8) if tiny else (64, 128)
     for who, experts in (("regard", True), ("dense", False)):
         reset_memory(device)
         config = make_config(report, experts)
@@ -121,12 +128,12 @@ def decode(report: Report) -> None:
         def run(model: Any = model, prompts: Any = prompts, options: DecodeConfig = options) -> int:
             return sum(len(row.tokens) for row in generate(model, prompts, options))
 
-        report.put("decode, first call", who, wall(run, device), "s")
+        report.put(f"{what}, first call", who, wall(run, device), "s")
         rate = n * new / statistics.median(wall(run, device) for _ in range(report.options.repeats))
         read = sum(p.numel() * p.element_size() for p in model.parameters())
-        report.put("decode", who, rate, "tokens/s", rate / n * read / report.limits["copy"])
+        report.put(what, who, rate, "tokens/s", rate / n * read / report.limits["copy"])
         del model
-    put_ratio(report, "decode")
+    put_ratio(report, what)
 
 
 def loads(report: Report) -> None:

@@ -117,7 +117,9 @@ def test_experts_are_measured_beside_a_dense_model(run: Callable[..., dict[str, 
     text = tmp_path / "text.txt"
     text.write_text("a mixture of experts " * 50)
     found = run("experts", "--profile", "--loads", str(text), "--steps", "10")
-    assert measured(found) >= {"train", "decode", "train, of dense", "decode, of dense", "loads, busiest expert"}
+    after = {f"decode after {n} tokens" for n in (4, 16)}
+    ratios = {f"{what}, of dense" for what in {"train", *after}}
+    assert measured(found) >= {"train", *after, *ratios, "loads, busiest expert"}
     active = [int(note.split()[-2].replace(",", "")) for note in found["notes"] if note.endswith(" active")]
     routers = 2 * 8 * 32  # two blocks, 8 experts, a width of 32
     assert active[0] - active[1] == routers

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -99,11 +99,14 @@ def make_request(
     return GenerationRequest(list(prompt), min(new, room), "length" if new <= room else "context", seed, eos)
 
 
-def unique_consecutive(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
+Ids = TypeVar("Ids", bound=Sequence[int])
+
+
+def unique_consecutive(rows: Sequence[Ids]) -> tuple[list[Ids], list[int]]:
     """Return the rows without repetitions of the row before, and for each row its index among them.
 
     The samples of one prompt are neighbours, so that it is read once."""
-    unique: list[list[int]] = []
+    unique: list[Ids] = []
     index = []
     for ids in rows:
         if not unique or ids != unique[-1]:

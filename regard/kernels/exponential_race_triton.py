@@ -1,8 +1,8 @@
 """Sampling from logits on a GPU in one kernel: the exponential race of decode/sampling.py, a row of logits a program.
 
-Token i with probability p_i and noise e_i ~ Exp(1) wins where p_i / e_i is the largest, that is, where logit_i - log(e_i) is:
-the race needs no normalized probabilities, so it reads the logits once. min-p needs their maximum first, and epsilon sampling
-the sum of their exponentials too, each in one more pass over a row, which is then in the cache.
+Token i with probability p_i and noise e_i ~ Exp(1) wins where p_i / e_i is the largest, that is, where logit_i - log(e_i)
+is the largest: the race needs no normalized probabilities, so it reads the logits once. min-p needs their maximum first, and
+epsilon sampling the sum of their exponentials too, each in one more pass over a row, which is then in the cache.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs

@@ -68,7 +68,8 @@ class GraphTranslation(GraphDecoding[Sample]):
     def _engine(self, sentences: int, longest: int, limit: int) -> Engine:
         """Take an engine with as many slots as the budget of tokens allows, for these lengths."""
         k = self.options.beam if self.options.temperature == 0 else 1
-        width, room = round_up(longest), round_up(limit)
+        # Powers of two: training on a reward translates batches of all lengths, and each shape is captured anew.
+        width, room = round_up(longest), max(64, next_power_of_two(limit))
         columns = room + len(self.start) - 1
         b = count_slots(self.model, sentences, width * k, (k, columns), self.options, width)
         return take_engine(self.model, self.options, (b, k, room, columns), width)
@@ -80,7 +81,7 @@ class GraphTranslation(GraphDecoding[Sample]):
             return
         engine, device = self.engine, self.engine.slots.last.device
         which, rows = torch.tensor(slots, device=device), engine.rows(slots)
-        self._encode_sources(pad_rows([self.sources[i] for i, _ in entering], device), which)
+        self._encode_sources([self.sources[i] for i, _ in entering], which)
         limits = torch.tensor([self.limits[i] for i, _ in entering], device=device)
         engine.slots.enter(which, limits, self.start[-1], len(self.start) - 1, self.options)
         seeds = [self.seed_of(i, j) for i, j in entering for _ in range(engine.k)]
@@ -91,10 +92,13 @@ class GraphTranslation(GraphDecoding[Sample]):
     def seed_of(self, source: int, sample: int) -> int:
         return (self.options.seed + source) * self.options.nbest + sample
 
-    def _encode_sources(self, source: Tensor, which: Tensor) -> None:
-        """Read sources (n, S) and all start tokens but the last; copy the resulting state into slots `which` (n,)."""
-        state, _ = start_decoding(self.model, source, self.start, self.options)
-        self.engine.state.fill_slots(which, state, torch.arange(len(which), device=which.device))
+    def _encode_sources(self, sources: list[Sequence[int]], which: Tensor) -> None:
+        """Read sources and all start tokens but the last; copy the resulting state into slots `which` (n,).
+
+        A source with several samples, which follow each other, is read once."""
+        unique, copies = unique_consecutive(sources)
+        state, _ = start_decoding(self.model, pad_rows(unique, which.device), self.start, self.options)
+        self.engine.state.fill_slots(which, state, torch.tensor(copies, device=which.device))
 
     def collect_finished(self, snapshot: Snapshot) -> int:
         """Collect the hypotheses of sentences that have stopped and free their slots; return the number of sentences."""

@@ -32,7 +32,7 @@ from regard.layers.part import find_failing_part
 from regard.layers.static_decoding_state import StaticDecodingState
 
 STEPS_PER_SNAPSHOT = 4
-MAX_ENGINES = 4  # idle engines that are kept for one model
+MAX_ENGINES = 6  # idle engines that are kept for one model
 CACHE_FRACTION = 0.3  # of the free GPU memory, for keys and values
 # Decoding settings that are constants of a captured step.
 CAPTURED_OPTIONS = (
