@@ -36,11 +36,11 @@ from regard.studies.translation_models import (
 )
 from regard.training.metrics_log import print_message
 
-TRANSFORMERS = ("transformer", "transformer-2", "transformer-3")
-MODELS = ("lstm", "rnnsearch", "bytenet", "deep-att", "gnmt", "convs2s", "experts", *TRANSFORMERS, "reward")
+MEMBERS = ("wide-1", "wide-2", "wide-3")  # of the ensemble
+MODELS = ("lstm", "rnnsearch", "bytenet", "deep-att", "gnmt", "convs2s", "experts", "transformer", *MEMBERS, "reward")
 # Rows that translate with trained models in another way: the models, and options of decoding.
 DECODED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "ensemble": (TRANSFORMERS, {}),
+    "ensemble": (MEMBERS, {}),
     "mbr": (("transformer",), {"mbr": 64, "mbr_metric": "bleu"}),
 }
 TEST = "test_2016_flickr"
@@ -142,7 +142,7 @@ def plot_results(rows: Rows) -> Figure:
 def plot_bleu(axes: Axes, rows: Rows) -> None:
     """Plot the BLEU of each model against its training FLOPs."""
     for name, found in rows.items():
-        if name in TRANSFORMERS[1:]:
+        if name in MEMBERS[1:]:
             continue
         style: dict[str, Any] = {
             "color": COLOURS[name],
@@ -158,7 +158,7 @@ def plot_bleu(axes: Axes, rows: Rows) -> None:
 
 def plot_losses(axes: Axes, rows: Rows) -> None:
     for name, found in rows.items():
-        if name in TRANSFORMERS[1:] or not found["curve"]:
+        if name in MEMBERS[1:] or not found["curve"]:
             continue
         at, losses = zip(*((point["flops"], point["loss"]) for point in found["curve"]), strict=True)
         axes.plot(at, losses, marker=".", color=COLOURS[name])

@@ -94,12 +94,15 @@ MODELS["deep-att"] = merge_settings(
         "decode": {"replace_unknown": "copy"},
     },
 )
-# Members of an ensemble differ by their seed.
-MODELS |= {f"transformer-{n}": merge_settings(MODELS["transformer"], {"train": {"seed": n}}) for n in (2, 3)}
+# Members of an ensemble, which differ by their seed; wider than `transformer`, so that their errors differ more.
+WIDE: Values = {"model": {"d_model": 256, "d_ff": 1024, "dropout": 0.4}, "train": {"lr": 2e-3}}
+MODELS |= {
+    f"wide-{n}": merge_settings(merge_settings(MODELS["transformer"], WIDE), {"train": {"seed": n}}) for n in (1, 2, 3)
+}
 MODELS["reward"] = {  # fine-tuning on a reward: it has the sizes and the vocabulary of the model that it starts from
     "model": {"max_len": 256, "dropout": 0.0, "attention_dropout": 0.0, "ff_dropout": 0.0},
     "train": {
-        **{"objective": "reward", "steps": 800, "batch_tokens": 4096, "lr": 2e-4, "schedule": "constant", "warmup": 50},
+        **{"objective": "reward", "steps": 400, "batch_tokens": 2048, "lr": 2e-4, "schedule": "constant", "warmup": 50},
         **{"label_smoothing": 0.0, "save_every": 100, "average": 4},
     },
     "decode": {"beam": 5, "max_len_a": 1.5, "max_len_b": 10},
@@ -114,15 +117,15 @@ TITLES = {
         "deep-att": "Deep-Att + PosUnk",
     },
     **{"experts": "MoE: experts between LSTM layers", "reward": "Transformer + RL: fine-tuned on GLEU"},
-    **{"transformer-2": "Transformer, seed 2", "transformer-3": "Transformer, seed 3"},
-    **{"ensemble": "Transformer, ensemble of 3", "mbr": "Transformer, minimum Bayes risk"},
+    **{f"wide-{n}": f"Transformer, 256 wide, seed {n}" for n in (1, 2, 3)},
+    **{"ensemble": "Transformers, 256 wide, ensemble of 3", "mbr": "Transformer, minimum Bayes risk"},
 }
 COLOURS = {  # safe for colour-blind readers (Okabe and Ito); variants of one model share a colour
     **{"lstm": "#000000", "rnnenc": "#D55E00", "rnnsearch": "#0072B2", "convs2s": "#009E73", "transformer": "#CC79A7"},
     **{"bytenet": "#009E73", "gnmt": "#56B4E9", "deep-att": "#D55E00", "experts": "#E69F00", "reward": "#CC79A7"},
-    **{"transformer-2": "#CC79A7", "transformer-3": "#CC79A7", "ensemble": "#CC79A7", "mbr": "#CC79A7"},
+    **{"wide-1": "#CC79A7", "wide-2": "#CC79A7", "wide-3": "#CC79A7", "ensemble": "#CC79A7", "mbr": "#CC79A7"},
 }
-MARKERS = {"bytenet": "s", "reward": "^", "ensemble": "D", "mbr": "v"}  # of models that share a colour
+MARKERS = {"bytenet": "s", "wide-1": "P", "reward": "^", "ensemble": "D", "mbr": "v"}  # of models that share a colour
 
 VALIDATION = "val"
 TEST_SETS = ("test_2016_flickr", "test_2017_flickr")

@@ -33,10 +33,11 @@ from regard.tasks.translation import prepare_job
 
 RECIPES = Path(regard.__file__).parent / "recipes"
 FILES = {name: f"multi30k-{name}" for name in MODELS}
-FILES |= dict.fromkeys(("transformer", "transformer-2", "transformer-3"), "multi30k-small-en-de")
+MEMBERS = ("wide-1", "wide-2", "wide-3")
+FILES |= dict.fromkeys(("transformer", *MEMBERS), "multi30k-small-en-de")
 WITH_RECIPES = [name for name in MODELS if name not in STARTS_FROM]
 ROWS = ["lstm", "rnnsearch", "bytenet", "deep-att", "gnmt", "convs2s", "experts"]
-ROWS += ["transformer", "transformer-2", "transformer-3", "reward", "ensemble", "mbr"]
+ROWS += ["transformer", *MEMBERS, "reward", "ensemble", "mbr"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,8 @@ def test_a_study_trains_by_the_recipe(name: str) -> None:
     own = make_config(merge_settings(translation_models.COMMON, MODELS[name]), {})
     there = make_config(recipes.load(RECIPES / f"{FILES[name]}.toml"), {})
     shared = {"data.source", "data.target", "tokenizer.vocab_size"}  # one for all, so that models can be compared
-    shared |= {"train.seed"} if name in ("transformer-2", "transformer-3") else set()
+    if name in MEMBERS:
+        shared |= {"model.d_model", "model.d_head", "model.d_ff", "model.dropout", "train.lr", "train.seed"}
     assert set(recipes.differences(own, there)) <= {"name", "data.root", *shared}
 
 
@@ -73,7 +75,7 @@ def test_all_models_read_the_same_batches() -> None:
         assert (config.tokenizer == first.tokenizer) == (name != "deep-att")
         train = config.train
         assert (train.batch_tokens, train.accumulate) == (8192, 1)
-        assert (train.seed == first.train.seed) == (name not in ("transformer-2", "transformer-3"))
+        assert (train.seed == first.train.seed) == (name not in MEMBERS)
         assert config.model.max_len == 256  # longer pairs would be left out
 
 
@@ -102,9 +104,9 @@ def test_the_curve_is_the_validations_at_what_was_spent_until_then(tmp_path: Pat
     assert found == [{"step": 1, "flops": 30, "loss": 3.0}, {"step": 2, "flops": 100, "loss": 2.5}]
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_RECIPES if name not in ("transformer-2", "transformer-3")])
+@pytest.mark.parametrize("name", [name for name in WITH_RECIPES if name not in MEMBERS[1:]])
 def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Path) -> None:
-    recurrent = {} if name in ("bytenet", "convs2s", "transformer") else {"recurrent": {"d_hidden": 32}}
+    recurrent = {} if name in ("bytenet", "convs2s", "transformer", "wide-1") else {"recurrent": {"d_hidden": 32}}
     widths = {"d_model": 32, **recurrent}
     small = {"model": widths, "tokenizer": {"vocab_size": 200}, "decode": {"max_len_a": 0.0, "max_len_b": 8}}
     job = plan_jobs([name], tmp_path / "out", data, 2, "cpu", True)[0]
