@@ -142,10 +142,10 @@ def pass_states(
 
 @triton.jit(do_not_specialize=["T", "N"])
 def mix(
-    a, b, c, own, sums, scores, starts, states, out, parts, T, N, H, GROUP,
+    a, b, c, own, sums, scores, starts, states, out, parts, T, N, H,
     a_b, a_t, a_h, b_b, b_t, b_h, c_b, c_t, c_h, own_b, own_t, own_h, state_row, state_column,
-    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, MODE: tl.constexpr, GROUPED: tl.constexpr, SUMS: tl.constexpr,
-    C: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr,
+    SUMS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write out_i = sum over j <= i of (a_i . b_j) D_ij c_j + E_i a_i S for M tokens i; a, b: width K, c: width V, S: (K, V).
 
@@ -166,7 +166,7 @@ def mix(
         sees = begin < first
     c += batch * c_b
     total = tl.zeros((M, BV), tl.float32)
-    for r in range(0, GROUP if GROUPED else 1):
+    for r in tl.range(0, GROUP if GROUPED else 1, disable_licm=True):  # hoisted addresses would fill the registers
         h = head * GROUP + r if GROUPED else head
         bh = batch * H + h
         ab = h if GROUPED else h // GROUP
@@ -196,7 +196,6 @@ def mix(
             state = tl.load(at, mask=inside, other=0.0).to(a.dtype.element_ty)
             found = tl.dot(x, state, found, input_precision=PRECISION)
         if SUMS:
-            # (M, BV), the row of the token itself in q or k, whose gradient this is
             mine = load_tile(own + batch * own_b + head * own_h, i, T, own_t, f, V).to(tl.float32)
             part_at = parts + (tl.program_id(1) * (tl.num_programs(2) // heads) + batch) * H * T + h * T + i
             of_state = tl.sum(mine * found, 1)
@@ -208,6 +207,8 @@ def mix(
                 seen = (j[None, :] >= i[:, None]) & (begin_j[None, :] <= i[:, None])
             else:
                 seen = (j[None, :] <= i[:, None]) & (j[None, :] >= begin[:, None])
+            if SUMS:
+                seen = seen & (j[None, :] != i[:, None])
             if MODE == 2:
                 query, key = (j[None, :], i[:, None]) if REVERSE else (i[:, None], j[None, :])
                 score = tl.load(scores + bh * T * C + query * C + (key - first), mask=seen & (query < T), other=0.0)
@@ -223,16 +224,18 @@ def mix(
                     score = score * tl.exp(tl.where(seen, gap, 0.0))
                 score = tl.where(seen, score, 0.0)
             y = load_tile(values, j, T, c_t, f, V)
-            if SUMS and j_0 == rows:
-                same = i[:, None] == j[None, :]
-                itself = tl.sum(tl.where(same, score, 0.0), 1)
-                total += itself[:, None] * y.to(tl.float32)
-                score = tl.where(same, 0.0, score)
             found = tl.dot(score.to(c.dtype.element_ty), y, found, input_precision=PRECISION)
         if SUMS:
+            mine = load_tile(own + batch * own_b + head * own_h, i, T, own_t, f, V).to(tl.float32)
             of_both = tl.sum(mine * found, 1)
             apart = tl.num_programs(1) * (tl.num_programs(2) // heads) * H * T
             tl.store(part_at + apart, of_both - of_state, mask=i < T)
+            itself = tl.zeros((M,), tl.float32)  # j = i
+            for k in range(0, K, BK):
+                d = k + tl.arange(0, BK)
+                x, y = load_tile(left, i, T, a_t, d, K), load_tile(right, i, T, b_t, d, K)
+                itself += tl.sum(x.to(tl.float32) * y.to(tl.float32), 1)
+            found += itself[:, None] * load_tile(values, i, T, c_t, f, V).to(tl.float32)
         total += found
     inside = (i < T)[:, None] & (f < V)[None, :]
     at = out + ((batch * T + i[:, None]) * heads + head) * V + f[None, :]
@@ -267,7 +270,7 @@ def score_channels(
     at = scores + bh * T * C + i[:, None] * C + (j - first)[None, :]
     tl.store(at, found.to(scores.dtype.element_ty), mask=(i < T)[:, None] & (j < rows)[None, :])
     near = tl.zeros((SUB, SUB), tl.float32)
-    before = i[:, None] >= i[None, :]
+    before = (i[:, None] >= i[None, :]) & (i < T)[:, None]
     for x in range(0, K, SMALL):
         d = x + tl.arange(0, SMALL)
         part = load_tile(sums, i, T, K, d, K)
@@ -275,7 +278,7 @@ def score_channels(
         queries, keys = load_tile(q, i, T, q_t, d, K).to(tl.float32), load_tile(k, i, T, k_t, d, K).to(tl.float32)
         near += tl.sum(queries[:, None, :] * keys[None, :, :] * tl.exp(gap), 2)
     at = scores + bh * T * C + i[:, None] * C + (i - first)[None, :]
-    tl.store(at, near.to(scores.dtype.element_ty), mask=(i < T)[:, None] & before)
+    tl.store(at, near.to(scores.dtype.element_ty), mask=before)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -524,18 +527,19 @@ class Launch:
 
         c has the heads of v and a, b those of q, or the other way round; then the states are read transposed."""
         grouped, (keys, width) = c is self.k or c is self.q, (a.shape[3], c.shape[3])
-        bk, bv = block_of(keys, self.most), block_of(width, self.most)
+        looped = grouped and self.group > 1  # two sums at once, one of a head and one of the group: narrow tiles
+        bk, bv = block_of(keys, self.most), block_of(width, 64 if looped or own is not None else self.most)
         blocks = -(-width // bv)
         out = c.new_empty(self.b, self.t, c.shape[2], width)
         parts = out if own is None else self.sums.new_empty(2, blocks, self.b, self.h, self.t)
         mine = c if own is None else own
         mix[(-(-self.t // self.rows), blocks, self.b * c.shape[2])](
             *(a, b, c, mine, self.sums, out if scores is None else scores, self.starts, states, out, parts),
-            *(self.t, self.n, self.h, self.group, *strides(a), *strides(b), *strides(c), *strides(mine)),
+            *(self.t, self.n, self.h, *strides(a), *strides(b), *strides(c), *strides(mine)),
             *((1, self.width) if grouped else (self.width, 1)),
-            **{"K": keys, "V": width, "REVERSE": reverse, "MODE": self.mode, "GROUPED": grouped, "SUMS": own is not None},
-            **{"C": self.chunk, "M": self.rows, "BK": bk, "BV": bv, "PRECISION": self.precision},
-            **{"num_warps": 8 if own is not None and bv == 128 else 4, "num_stages": 2},
+            **{"K": keys, "V": width, "REVERSE": reverse, "MODE": self.mode, "GROUP": self.group, "GROUPED": grouped},
+            **{"SUMS": own is not None, "C": self.chunk, "M": self.rows, "BK": bk, "BV": bv, "PRECISION": self.precision},
+            **{"num_warps": 4, "num_stages": 2},
         )
         return out, parts
 
