@@ -10,6 +10,11 @@ from regard.layers.positions import contextual as contextual
 from regard.layers.positions import relative as relative
 from regard.layers.mixers import attention as attention
 from regard.layers.mixers import convolution as convolution
+from regard.layers.mixers import linear_attention as linear_attention
+from regard.layers.mixers import gla as gla
+from regard.layers.mixers import based as based
+from regard.layers.mixers import gated_short_convolution as gated_short_convolution
+from regard.layers.mixers import mamba2 as mamba2
 from regard.layers import feedforward as feedforward
 from regard.layers import experts as experts
 from regard.layers import cells as cells
