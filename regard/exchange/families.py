@@ -12,12 +12,13 @@ from regard.exchange.decoder_families import BLOOM, GPT2, LLAMA, MIXTRAL
 from regard.exchange.encoder_decoder_families import BART, MARIAN, SWITCH, T5
 from regard.exchange.encoder_families import BERT, ROBERTA, ROFORMER, VIT
 from regard.exchange.model_family import Family, ModelClass
+from regard.exchange.recurrent_families import MAMBA, RWKV
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         *(GPT2, LLAMA, MIXTRAL, BLOOM, BERT, ROBERTA, ROFORMER, DEBERTA, DEBERTA2),
-        *(T5, SWITCH, BART, MARIAN, VIT),
+        *(T5, SWITCH, BART, MARIAN, VIT, MAMBA, RWKV),
     )
 }
 

@@ -66,7 +66,7 @@ def forward(
             tl.store(logs + t * W, sums[i], mask=inside)
     tl.store(final + state, a, mask=valid)
     tl.store(final + state + W, b, mask=valid)
-    tl.store(final + state + 2 * W, p, mask=valid)
+    tl.store(final + state + 2 * W, tl.where(b == 0.0, 0.0, p), mask=valid)
 
 
 @triton.jit

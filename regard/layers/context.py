@@ -96,3 +96,4 @@ class PrepareRequest:
     past: Tensor | None  # (B, T, S), True for keys of the query's own hypothesis (layers/decoding_state.py)
     training: bool
     sees_all: bool = False  # a step in which every query may attend to every key
+    continues: bool = False  # a decoding state holds tokens before these
