@@ -301,10 +301,14 @@ SEQ2SEQ: Table = {
     "rnnenc": {**recurrent_pair(1, 620, 1000, "gru"), "attention_score": "constant", "tie": "none"},
     "rnnsearch-small": {**recurrent_pair(1, 256, 512, "gru", bidirectional=True)},
     "rnnsearch": {**recurrent_pair(1, 620, 1000, "gru", bidirectional=True), "tie": "none"},
-    "gnmt-small": {**recurrent_pair(4, 256, 256, "lstm", **GNMT), "seq2seq": {"context": "all", "readout": "linear"}},
+    # Embeddings of unit size: every LSTM makes small numbers smaller, and after four the decoder has nothing to align with.
+    "gnmt-small": {
+        **recurrent_pair(4, 256, 256, "lstm", **GNMT),
+        **{"seq2seq": {"context": "all", "readout": "linear"}, "scale_embeddings": True},
+    },
     "gnmt": {
         **recurrent_pair(8, 1024, 1024, "lstm", **GNMT),
-        **{"seq2seq": {"context": "all", "readout": "concat"}, "tie": "none"},
+        **{"seq2seq": {"context": "all", "readout": "concat"}, "tie": "none", "scale_embeddings": True},
     },
     "deep-att-small": {
         **recurrent_pair(3, 256, 256, "lstm", **DEEP_ATT),

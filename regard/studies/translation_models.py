@@ -84,7 +84,12 @@ del MODELS["bytenet"]["model"]["convolution"]
 MODELS["gnmt"] = merge_settings(RECURRENT, {"model": {"preset": "gnmt-small"}})
 MODELS["experts"] = merge_settings(
     RECURRENT,
-    {"model": {"preset": "gnmt-small", "recurrent_feedforward": "noisy-experts", "recurrent": {"d_ff": 512}}},
+    {
+        "model": {
+            **{"preset": "gnmt-small", "n_encoder_layers": 3, "n_decoder_layers": 2},
+            **{"recurrent_feedforward": "noisy-experts", "recurrent": {"d_ff": 512}},
+        }
+    },
 )
 MODELS["deep-att"] = merge_settings(
     RECURRENT,
