@@ -210,6 +210,16 @@ GPT |= {
     },
 }
 
+# ---- state spaces: blocks of a gpt whose mixer is a linear recurrence ----------------------------------------------------
+
+S4_STYLE = {"positions": "none", "activation": "gelu", "target_vocab": 50257, "max_len": 1 << 20, **UNSCALED}
+GPT |= {
+    "s4-tiny": {**decoder(4, 128, 1, 512), "mixer": "s4", "positions": "none"},
+    "s4d-tiny": {**decoder(4, 128, 1, 512), "mixer": "s4d", "positions": "none"},
+    "s4-wikitext103": {**decoder(16, 1024, 1, 4096), "mixer": "s4", **S4_STYLE},
+    "s4d-wikitext103": {**decoder(16, 1024, 1, 4096), "mixer": "s4d", **S4_STYLE},
+}
+
 # ---- recurrent --------------------------------------------------------------------------------------------------------
 
 
