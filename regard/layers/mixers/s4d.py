@@ -2,7 +2,8 @@
 
 With a step size dt, zero-order hold gives the discrete system Ab = exp(dt A), Bb = (exp(dt A) - 1) / A; the bilinear rule
 gives Ab = (1 + dt A / 2) / (1 - dt A / 2), Bb = dt / (1 - dt A / 2). The convolution kernel is
-K[l] = 2 Re sum_n C_n Bb_n Ab_n^l. B is 1, since a product of B and C is all that counts. A starts from one of four lists, n = 0 .. N/2 - 1:
+K[l] = 2 Re sum_n C_n Bb_n Ab_n^l. B is 1, since a product of B and C is all that counts. A starts from one of four lists,
+n = 0 .. N/2 - 1:
 
 | init | A_n                                                    |
 |------|--------------------------------------------------------|
