@@ -12,6 +12,11 @@ from regard.layers.mixers import attention as attention
 from regard.layers.mixers import convolution as convolution
 from regard.layers.mixers import s4 as s4
 from regard.layers.mixers import s4d as s4d
+from regard.layers.mixers import linear_attention as linear_attention
+from regard.layers.mixers import gla as gla
+from regard.layers.mixers import based as based
+from regard.layers.mixers import gated_short_convolution as gated_short_convolution
+from regard.layers.mixers import mamba2 as mamba2
 from regard.layers import feedforward as feedforward
 from regard.layers import experts as experts
 from regard.layers import cells as cells

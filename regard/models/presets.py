@@ -210,14 +210,40 @@ GPT |= {
     },
 }
 
-# ---- state spaces: blocks of a gpt whose mixer is a linear recurrence ----------------------------------------------------
+# ---- time-invariant state spaces: blocks of a gpt whose mixer is a long convolution --------------------------------------
 
+# The size of S4's language model of WikiText-103, which had a larger vocabulary.
 S4_STYLE = {"positions": "none", "activation": "gelu", "target_vocab": 50257, "max_len": 1 << 20, **UNSCALED}
 GPT |= {
     "s4-tiny": {**decoder(4, 128, 1, 512), "mixer": "s4", "positions": "none"},
     "s4d-tiny": {**decoder(4, 128, 1, 512), "mixer": "s4d", "positions": "none"},
     "s4-wikitext103": {**decoder(16, 1024, 1, 4096), "mixer": "s4", **S4_STYLE},
     "s4d-wikitext103": {**decoder(16, 1024, 1, 4096), "mixer": "s4d", **S4_STYLE},
+}
+
+# ---- linear recurrences: blocks of a gpt whose mixer has a state of fixed size ------------------------------------------
+
+GATED = {**LLAMA, "positions": "none", "norm_eps": 1e-5, "tie": "all"}
+LINEAR_ATTENTION = {"mixer": "linear-attention", "positions": "learned"}
+BASED = {**GATED, "mixer": ("short-convolution", "based", "attention"), "positions": "rope"}
+MAMBA2 = {
+    **UNSCALED,
+    **{"mixer": "mamba2", "norm_kind": "rms", "bias": False, "positions": "none", "dropout": 0.0},
+    **{"target_vocab": 50288, "max_len": 2048},
+}
+GPT |= {
+    "linear-attention-tiny": {**decoder(4, 128, 4, 512), **LINEAR_ATTENTION},
+    "gla-tiny": {**decoder(4, 128, 4, 256), **GATED, "mixer": "gla", "target_vocab": 0},
+    "gla-340m": {**decoder(24, 1024, 4, 2816), **GATED, "mixer": "gla"},
+    "gla-1.3b": {**decoder(24, 2048, 4, 5632), **GATED, "mixer": "gla"},
+    "based-tiny": {**decoder(3, 128, 4, 256), **BASED, "attention": {"window": 16}, "target_vocab": 0},
+    "based-360m": {**decoder(27, 1024, 16, 2816), **BASED, "attention": {"window": 128}, "target_vocab": 50277},
+    "mamba2-tiny": {**decoder(4, 128, 1, 0), **MAMBA2, "mamba2": {"d_state": 32, "d_head": 32}, "target_vocab": 0},
+    "mamba2-130m": {**decoder(24, 768, 1, 0), **MAMBA2},
+    "mamba2-370m": {**decoder(48, 1024, 1, 0), **MAMBA2},
+    "mamba2-780m": {**decoder(48, 1536, 1, 0), **MAMBA2},
+    "mamba2-1.3b": {**decoder(48, 2048, 1, 0), **MAMBA2},
+    "mamba2-2.7b": {**decoder(64, 2560, 1, 0), **MAMBA2},
 }
 
 # ---- recurrent --------------------------------------------------------------------------------------------------------

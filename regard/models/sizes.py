@@ -85,7 +85,7 @@ def check_sizes(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[s
             raise RegardError(
                 f"model.{kind} lists {len(given)} parts, and the model has {n_layers} blocks: {given[-1]} would do nothing"
             )
-    attends = any(mixer.attends for mixer in mixers_of(config))
+    attends = all(mixer.attends for mixer in mixers_of(config))  # other mixers have what replaces a feed-forward layer
     for name in sizes:
         least = 0 if name == "d_ff" and not attends else 1
         if getattr(config, name) < least:

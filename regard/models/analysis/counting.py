@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
+from regard.kernels import gated_linear_attention
 from regard.layers import recurrent
 from regard.layers.part import find_failing_part
 from regard.models.architectures import make_model
@@ -75,6 +76,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "regard::grouped_product": lambda x, weight, _, transposed: 2 * x.numel() * weight.shape[2 if transposed else 1],
     "regard::grouped_weight_gradient": lambda grad, x, _: 2 * x.numel() * grad.shape[1],
     "regard::sort_by_expert": lambda *_: 0,
+    "regard::gated_linear_attention": gated_linear_attention.forward_flops,
+    "regard::gated_linear_attention_backward": gated_linear_attention.backward_flops,
     "regard::add_norm": lambda *_: 0,
     "regard::add_norm_backward": lambda *_: 0,
     "regard::short_attention": lambda q, k, v, *_: attention_flops(q, k, v),
