@@ -45,7 +45,7 @@ def study(
     device: str = "auto",
     quick: bool = False,
 ) -> Path:
-    """Run the jobs that are not done yet; write results.json, table.md, recall.png and cost.png into `out`, and return it."""
+    """Run the jobs that are not done yet; write results.json, table.md and two pictures into `out`, and return it."""
     if jobs < 1 or (steps is not None and steps < 1):
         raise RegardError(f"a study needs at least 1 job at a time and 1 step, not {jobs} and {steps}")
     where = pick_device(device)
@@ -108,6 +108,7 @@ def collect_results(todo: Sequence[LongRangeJob], failures: Sequence[Outcome]) -
 
 # ---- report --------------------------------------------------------------------------------------------------------------
 
+LEFT_OUT = "\u2013"
 COSTS = {  # kind, quantity -> title, unit, factor
     ("training", "seconds"): ("a training step", "ms", 1e3),
     ("training", "bytes"): ("memory of a training step", "MB", 1e-6),
@@ -128,7 +129,8 @@ def format_table(results: dict[str, Any]) -> str:
     s = setting["settings"]
     notes = (
         f"Accuracy on held-out sequences of {s['length']} tokens in percent; text: validation loss in nats a character. "
-        f"A training step reads {s['cost_tokens']:,} tokens in rows of n. \u2013 is a length that does not fit or takes too long. "
+        f"A training step reads {s['cost_tokens']:,} tokens in rows of n. "
+        f"{LEFT_OUT} is a length that does not fit or takes too long. "
         f"{setting['device']}, torch {setting['torch']}, {setting['date'][:10]}."
     )
     return "\n\n".join([*parts, notes, f"```\n{setting['command']}\n```"]) + "\n"
@@ -157,10 +159,10 @@ def format_scores(results: dict[str, Any]) -> str:
 
 def cost_numbers(results: dict[str, Any], system: str, kind: str, what: str) -> list[float]:
     """Return one quantity at all lengths, NaN where a length was left out; a decoding state is that of one text."""
-    rows = results[COST][system][kind]
-    share = [row["rows"] if (kind, what) == ("decoding", "bytes") else 1 for row in rows if "left_out" not in row]
-    return [row[what] / by for row, by in zip(rows, share, strict=False) if "left_out" not in row] + [
-        math.nan for row in rows if "left_out" in row
+    each = (kind, what) == ("decoding", "bytes")
+    return [
+        math.nan if "left_out" in row else row[what] / (row["rows"] if each else 1)
+        for row in results[COST][system][kind]
     ]
 
 
@@ -171,7 +173,7 @@ def format_costs(results: dict[str, Any], kind: str, what: str) -> str:
     lines = []
     for system in results[COST]:
         numbers = [factor * x for x in cost_numbers(results, system, kind, what)]
-        lines.append([TITLES[system], *("\u2013" if math.isnan(x) else f"{x:,.3g}" for x in numbers)])
+        lines.append([TITLES[system], *(LEFT_OUT if math.isnan(x) else f"{x:,.3g}" for x in numbers)])
     return markdown_table(head, lines)
 
 
