@@ -11,6 +11,7 @@ from regard.exchange.deberta_family import DEBERTA, DEBERTA2
 from regard.exchange.decoder_families import BLOOM, GPT2, LLAMA, MIXTRAL
 from regard.exchange.encoder_decoder_families import BART, MARIAN, SWITCH, T5
 from regard.exchange.encoder_families import BERT, ROBERTA, ROFORMER, VIT
+from regard.exchange.mamba2_family import MAMBA2
 from regard.exchange.model_family import Family, ModelClass
 
 FAMILIES: dict[str, Family] = {
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(GPT2, LLAMA, MIXTRAL, BLOOM, BERT, ROBERTA, ROFORMER, DEBERTA, DEBERTA2),
         *(T5, SWITCH, BART, MARIAN, VIT),
+        MAMBA2,
     )
 }
 

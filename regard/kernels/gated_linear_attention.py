@@ -241,9 +241,7 @@ def forward_flops(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, *_:
     return 2 * math.prod(v.shape[:3]) * (chunk * (width + values) + 2 * width * values)
 
 
-def backward_flops(
-    grad: Tensor, _: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, *__: Any
-) -> int:
+def backward_flops(grad: Tensor, _: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, *__: Any) -> int:
     """Return the FLOPs of the gradients of q, k and v, each like the forward pass, and of the states and their gradients."""
     width, values, chunk = q.shape[3], v.shape[3], min(chunk_of(log_decay), v.shape[1])
     return 2 * math.prod(v.shape[:3]) * (3 * chunk * (width + values) + 5 * width * values)

@@ -469,7 +469,14 @@ class Launch:
     """One call of the kernels: its tensors and sizes."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, starts: Tensor, initial: Tensor | None, chunk: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        starts: Tensor,
+        initial: Tensor | None,
+        chunk: int,
     ) -> None:
         self.q, self.k, self.v, self.starts, self.chunk = dense(q), dense(k), dense(v), starts.contiguous(), chunk
         self.initial = None if initial is None else initial.float().contiguous()
@@ -521,7 +528,14 @@ class Launch:
         return states, final, products
 
     def mix(
-        self, a: Tensor, b: Tensor, c: Tensor, states: Tensor, scores: Tensor | None, reverse: bool, own: Tensor | None = None
+        self,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        states: Tensor,
+        scores: Tensor | None,
+        reverse: bool,
+        own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the sums (B, T, heads of c, width of c), and the parts of `own` in them, (2, blocks, B, H, T).
 
@@ -538,7 +552,14 @@ class Launch:
             *(self.t, self.n, self.h, *strides(a), *strides(b), *strides(c), *strides(mine)),
             *((1, self.width) if grouped else (self.width, 1)),
             **{"K": keys, "V": width, "REVERSE": reverse, "MODE": self.mode, "GROUP": self.group, "GROUPED": grouped},
-            **{"SUMS": own is not None, "C": self.chunk, "M": self.rows, "BK": bk, "BV": bv, "PRECISION": self.precision},
+            **{
+                "SUMS": own is not None,
+                "C": self.chunk,
+                "M": self.rows,
+                "BK": bk,
+                "BV": bv,
+                "PRECISION": self.precision,
+            },
             **{"num_warps": 4, "num_stages": 2},
         )
         return out, parts
@@ -549,8 +570,25 @@ class Launch:
             return None
         scores = self.v.new_empty(self.b, self.h, self.t, self.chunk)
         score_channels[(-(-self.t // SUB.value), self.b * self.h)](
-            *(self.q, self.k, self.sums, self.starts, scores, self.t, self.h, self.group, *strides(self.q), *strides(self.k)),
-            **{"K": self.keys, "C": self.chunk, "BK": block_of(self.keys, 64), "SMALL": 16, "PRECISION": self.precision},
+            *(
+                self.q,
+                self.k,
+                self.sums,
+                self.starts,
+                scores,
+                self.t,
+                self.h,
+                self.group,
+                *strides(self.q),
+                *strides(self.k),
+            ),
+            **{
+                "K": self.keys,
+                "C": self.chunk,
+                "BK": block_of(self.keys, 64),
+                "SMALL": 16,
+                "PRECISION": self.precision,
+            },
             **{"num_warps": 4, "num_stages": 1},
         )
         return scores
@@ -617,7 +655,25 @@ def run_channel_gradients(call: Launch, grad: Tensor, states: Tensor, later: Ten
     apart, inter = (v.new_empty(b, h, t, keys, dtype=torch.float32) for _ in range(2))
     block = block_of(keys, 64)
     channel_gradients[(-(-t // SUB.value), -(-keys // block), b * h)](
-        *(q, k, v, grad, call.sums, dscores, call.starts, states, later, dq, dk, apart, inter, t, call.n, h, call.group),
+        *(
+            q,
+            k,
+            v,
+            grad,
+            call.sums,
+            dscores,
+            call.starts,
+            states,
+            later,
+            dq,
+            dk,
+            apart,
+            inter,
+            t,
+            call.n,
+            h,
+            call.group,
+        ),
         *(*strides(q), *strides(k), *strides(v), *strides(grad)),
         **{"K": keys, "V": call.width, "C": chunk, "BK": block, "BV": block_of(call.width, 64), "SMALL": 16},
         **{"PRECISION": call.precision, "num_warps": 4, "num_stages": 1},
@@ -638,6 +694,13 @@ def run_step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: T
     update_states[(n * h, -(-width // block))](
         *(q, k, v, decay, state, out, h, h // q.shape[1]),
         *(s for x in (q, k, v, decay) for s in x.stride()[:2]),
-        **{"K": keys, "V": width, "MODE": mode, "BK": min(128, triton.next_power_of_2(keys)), "BV": block, "num_warps": 4},
+        **{
+            "K": keys,
+            "V": width,
+            "MODE": mode,
+            "BK": min(128, triton.next_power_of_2(keys)),
+            "BV": block,
+            "num_warps": 4,
+        },
     )
     return out

@@ -58,6 +58,14 @@ DECODERS = {
         "MixtralForCausalLM", "MixtralConfig", **BERT, **ends, num_key_value_heads=2, num_local_experts=4,
         num_experts_per_tok=2, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     ),
+    "mamba2": make(
+        "Mamba2ForCausalLM", "Mamba2Config", vocab_size=V, hidden_size=C, num_hidden_layers=LAYERS, state_size=10,
+        num_heads=8, head_dim=8, n_groups=2, chunk_size=4, tie_word_embeddings=True, **ends,
+    ),
+    "mamba2-biased": make(
+        "Mamba2ForCausalLM", "Mamba2Config", vocab_size=V, hidden_size=C, num_hidden_layers=LAYERS, state_size=6,
+        num_heads=6, head_dim=16, expand=3, n_groups=1, conv_kernel=3, use_bias=True, use_conv_bias=False, **ends,
+    ),
     "bloom": make("BloomForCausalLM", "BloomConfig", vocab_size=V, hidden_size=C, n_layer=LAYERS, n_head=H, **ends),
 }  # fmt: skip
 ENCODERS = {

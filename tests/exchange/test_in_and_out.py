@@ -52,7 +52,7 @@ PRESETS = {
     "gpt2": "gpt2", "llama": "llama-7b", "bloom": "bloom", "bert": "bert-base", "roberta": "roberta-base",
     "roformer": "roformer-base", "deberta-1": "deberta-base", "deberta-3": "deberta-v3-base", "t5": "t5-small",
     "t5-1.1": "t5-v1.1-small", "mixtral": "mixtral-8x7b", "switch": "switch-base-8", "bart": "bart-base",
-    "vit": "vit-base-16",
+    "vit": "vit-base-16", "mamba2": "mamba2-130m",
 }  # fmt: skip
 SIZES = {
     *(
@@ -66,7 +66,7 @@ SIZES = {
         "d_ff",
         "max_len",
     ),
-    *("t5", "switch", "mixtral", "disentangled", "vit", "sinusoidal", "n_classes"),
+    *("t5", "switch", "mixtral", "disentangled", "vit", "sinusoidal", "n_classes", "mamba2"),
     *("source_vocab", "target_vocab", "eos_token_id", "suppress_tokens", "dropout", "attention_dropout", "ff_dropout"),
 }
 UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": {"positions"}}

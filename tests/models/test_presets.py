@@ -29,6 +29,7 @@ OURS_ALONE |= {
 SEQ2SEQ_NAMES = ("sutskever", "rnnenc", "rnnsearch", "gnmt", "deep-att")
 OURS_ALONE |= {f"{name}{size}" for name in SEQ2SEQ_NAMES for size in ("", "-small")}
 OURS_ALONE |= {f"transformer-{size}" for size in ("tiny", "small", "base", "big")}
+OURS_ALONE |= {"linear-attention-tiny", "gla-tiny", "gla-340m", "gla-1.3b", "based-tiny", "based-360m", "mamba2-tiny"}
 
 
 def built(name: str) -> nn.Module:
@@ -130,6 +131,10 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "marian": ("MarianMTModel", MARIAN),  # opus-mt
     "vit-base-16": ("ViTForImageClassification", {"num_labels": 1000}),
 }
+MAMBA2 = {"130m": (24, 768), "370m": (48, 1024), "780m": (48, 1536), "1.3b": (48, 2048), "2.7b": (64, 2560)}
+for size, (layers, width) in MAMBA2.items():
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_heads": width // 32, "n_groups": 1}
+    PEERS[f"mamba2-{size}"] = ("Mamba2ForCausalLM", {**sizes, "vocab_size": 50288, "tie_word_embeddings": True})
 
 
 @pytest.mark.parametrize("name", PEERS)

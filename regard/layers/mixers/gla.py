@@ -30,7 +30,9 @@ class GLA(LinearRecurrence):
     @dataclass(frozen=True)
     class Settings:
         gate_rank: int = setting(16, "numbers between the two matrices that compute the decays", least=1, most=1 << 16)
-        temperature: float = setting(16.0, "divides the logarithm of the decays: larger ones forget more slowly", above=0)
+        temperature: float = setting(
+            16.0, "divides the logarithm of the decays: larger ones forget more slowly", above=0
+        )
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
