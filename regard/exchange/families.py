@@ -13,13 +13,13 @@ from regard.exchange.encoder_decoder_families import BART, MARIAN, SWITCH, T5
 from regard.exchange.encoder_families import BERT, ROBERTA, ROFORMER, VIT
 from regard.exchange.mamba2_family import MAMBA2
 from regard.exchange.model_family import Family, ModelClass
+from regard.exchange.recurrent_families import MAMBA, RWKV
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         *(GPT2, LLAMA, MIXTRAL, BLOOM, BERT, ROBERTA, ROFORMER, DEBERTA, DEBERTA2),
-        *(T5, SWITCH, BART, MARIAN, VIT),
-        MAMBA2,
+        *(T5, SWITCH, BART, MARIAN, VIT, MAMBA, MAMBA2, RWKV),
     )
 }
 

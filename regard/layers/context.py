@@ -40,7 +40,7 @@ def has_hooks(part: nn.Module) -> bool:
 def run_with_hooks(part: Any, run: Callable[..., Any], x: Tensor, ctx: Context) -> Any:
     """Run `prefill` or `step` of a part together with its forward hooks, as calling the part would."""
     own, kept = part.__dict__, ctx.state.parts.get(part)
-    if isinstance(part, FeedForward):
+    if isinstance(part, FeedForward) and kept is None:
         return run(x, ctx, kept)  # its prefill() and step() call the module, which runs the hooks
     if "forward" in own:
         name = type(part).__name__
@@ -96,3 +96,4 @@ class PrepareRequest:
     past: Tensor | None  # (B, T, S), True for keys of the query's own hypothesis (layers/decoding_state.py)
     training: bool
     sees_all: bool = False  # a step in which every query may attend to every key
+    continues: bool = False  # a decoding state holds tokens before these

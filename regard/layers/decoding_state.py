@@ -148,7 +148,8 @@ class DecodingState:
                     kept.put(name, None)
         self.length = 0  # an upper bound of the tokens of a hypothesis, known without a device synchronization
         self.next = torch.zeros(rows, dtype=torch.long, device=device)  # (B,) the position of the next token
-        self.positions = torch.zeros((rows, 0), dtype=torch.long, device=device)  # (B, filled), of the columns
+        # (B, filled), of the columns of the KV cache; nothing is filled where no part declares Columns
+        self.positions = torch.zeros((rows, 0), dtype=torch.long, device=device)
         self.past: Tensor | None = None  # (B, K, filled), the columns of each hypothesis; None: K = 1
         self.memory_positions: Tensor | None = None  # (B, S), of the source tokens
         self.memory_plan: AttentionPlan | None = None  # the plan of cross-attention, if it is the same in every step
@@ -212,8 +213,8 @@ class DecodingState:
         if new.shape[1] > self.width:  # only prompts have padding
             self.gapless = self.gapless and bool((new > PAD_POSITION).all())
         self.length += new.shape[1] if new.shape[1] > self.width else 1
-        self.past = self.own_past()
-        self.positions = self.key_positions(new)
+        if self.columns:  # without a KV cache nothing grows with the text
+            self.past, self.positions = self.own_past(), self.key_positions(new)
         self.next = self.next.maximum(new.amax(1) + 1) if new.shape[1] > self.width else self.next + 1
 
     # ---- selection ----------------------------------------------------------------------------------------------------

@@ -184,7 +184,10 @@ class Mixer(Part):
 
 
 class FeedForward(Part):
-    """A feed-forward layer, which transforms each token by itself; with `auxiliary` it returns (y, loss)."""
+    """A feed-forward layer, which transforms each token by itself; with `auxiliary` it returns (y, loss).
+
+    One that also sees the token before declares what a step needs of it in `state`, and has a `prefill` and `step` of its
+    own, as mixers have."""
 
     kind = "feedforward"
     auxiliary: ClassVar[bool] = False
@@ -199,6 +202,10 @@ class FeedForward(Part):
     def forward(self, x: Tensor, ctx: Context) -> Any:
         """Transform every token by itself, (..., C) -> (..., C)."""
         raise NotImplementedError
+
+    def state(self) -> dict[str, Storage]:
+        """Declare the storage that is kept between two steps (layers/decoding_state.py); most layers need none."""
+        return {}
 
     def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Any:
         """Transform every token of prompts, (B, T, C) -> (B, T, C)."""

@@ -126,7 +126,9 @@ class Stack(nn.Module):
             grouped = positions.reshape(memory_positions.shape[0], -1)  # hypotheses of a sentence share its memory
             memory_plan = self._memory_plan(grouped, memory_positions)
         ctx = Context(positions, None, memory, memory_plan, None if state is None else apply_prefill, state)
-        request = PrepareRequest(positions, keys, mask or self.mask, self.schemes[0], None, self.training)  # type: ignore[arg-type]
+        scheme: Any = self.schemes[0]
+        continues = state is not None and state.length > 0
+        request = PrepareRequest(positions, keys, mask or self.mask, scheme, None, self.training, continues=continues)
         x = to_working_precision(x)
         y = self._initial_residual(x)
         losses: list[Tensor] = []
@@ -170,7 +172,7 @@ class Stack(nn.Module):
         ctx = Context(state.position(), None, None, memory_plan, apply_step, state)
         keys, past = state.key_positions(positions), state.own_past()
         sees_all = state.sees_all()
-        request = PrepareRequest(positions, keys, self.mask, self.schemes[0], past, False, sees_all)  # type: ignore[arg-type]
+        request = PrepareRequest(positions, keys, self.mask, self.schemes[0], past, False, sees_all, True)  # type: ignore[arg-type]
         return positions, self._contexts(ctx, request)
 
     def store_memory(self, memory: Tensor, memory_positions: Tensor, state: DecodingState) -> None:

@@ -19,11 +19,12 @@ from regard.config.registry import (
     RECURRENT,
     architectures_with,
     chosen_tables,
+    find,
     split_names,
 )
 from regard.errors import RegardError
 from regard.layers.block import part_at
-from regard.layers.part import Place, check_part
+from regard.layers.part import FeedForward, Place, check_part
 from regard.layers.positions.scheme import mixers_of
 from regard.layers.recurrent_feedforward import feedforward_config
 
@@ -85,9 +86,8 @@ def check_sizes(config: ModelConfig, sizes: Mapping[str, int], preset: Mapping[s
             raise RegardError(
                 f"model.{kind} lists {len(given)} parts, and the model has {n_layers} blocks: {given[-1]} would do nothing"
             )
-    attends = all(mixer.attends for mixer in mixers_of(config))  # other mixers have what replaces a feed-forward layer
     for name in sizes:
-        least = 0 if name == "d_ff" and not attends else 1
+        least = 0 if name == "d_ff" else 1  # blocks may have no feed-forward layer
         if getattr(config, name) < least:
             raise RegardError(f"model.{name} must be at least {least}, not {getattr(config, name)}")
     if RECURRENT in MADE_OF.get(config.architecture, ()) and config.table(RecurrentSettings).d_hidden < 1:
@@ -131,6 +131,11 @@ def check_recurrent(config: ModelConfig, preset: Mapping[str, Any]) -> None:
             )
         own, place = feedforward_config(config, s.d_hidden), Place("decoder", causal=True)
         check_part("feedforward", config.recurrent_feedforward, own, place)
+        if find("feedforward", config.recurrent_feedforward).state is not FeedForward.state:
+            raise RegardError(
+                f"model.recurrent_feedforward {config.recurrent_feedforward} keeps a state between steps, which only blocks "
+                f"have: choose another"
+            )
     elif s.d_ff:
         raise RegardError("model.recurrent.d_ff is for model.recurrent_feedforward, which names no part: leave it out")
     if ALIGNMENT in MADE_OF.get(config.architecture, ()) and config.attention_score in PARTS["attention_score"]:

@@ -79,7 +79,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "attention": {"mixer": "attention", "positions": "rope"},
     "lstm": {"preset": "lstm-small"},
     "linear-attention": {"mixer": "linear-attention", "positions": "sinusoidal"},
-    "rwkv": {**PLAIN, "mixer": "rwkv"},
+    "rwkv": {**PLAIN, "mixer": "rwkv", "feedforward": "rwkv-channel-mix"},
     "s4": {**PLAIN, "mixer": "s4"},
     "s4d": {**PLAIN, "mixer": "s4d"},
     # Mamba has no feed-forward layers, but twice as many blocks.

@@ -41,6 +41,7 @@ marian |= {"forced_eos_token_id": None, "activation_function": "swish", "scale_e
 bart = {**PAIR, "forced_eos_token_id": None}
 gpt2: dict[str, Any] = {"vocab_size": V, "n_embd": C, "n_layer": LAYERS, "n_head": H, "n_positions": 24}
 
+recurrent: dict[str, Any] = {"vocab_size": V, "hidden_size": C, "num_hidden_layers": LAYERS, **ends}
 deberta = {**BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
 deberta |= {"type_vocab_size": 0, "max_relative_positions": 10}
 deberta3 = {**deberta, "position_buckets": 6, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
@@ -67,6 +68,12 @@ DECODERS = {
         num_heads=6, head_dim=16, expand=3, n_groups=1, conv_kernel=3, use_bias=True, use_conv_bias=False, **ends,
     ),
     "bloom": make("BloomForCausalLM", "BloomConfig", vocab_size=V, hidden_size=C, n_layer=LAYERS, n_head=H, **ends),
+    "mamba": make("MambaForCausalLM", "MambaConfig", **recurrent, state_size=5),
+    "mamba-biased": make(
+        "MambaForCausalLM", "MambaConfig", **recurrent, state_size=4, time_step_rank=3, conv_kernel=3, expand=1,
+        use_bias=True, use_conv_bias=False, tie_word_embeddings=False,
+    ),
+    "rwkv": make("RwkvForCausalLM", "RwkvConfig", **recurrent, intermediate_size=56, rescale_every=0, context_length=24),
 }  # fmt: skip
 ENCODERS = {
     "bert": make("BertForMaskedLM", "BertConfig", **BERT),

@@ -65,8 +65,8 @@ def test_everything_that_does_not_fit_is_listed_at_once(peer_folder: Callable[[s
     [
         (
             "bert",
-            {"model_type": "mamba"},
-            r"'mamba' model: Regard reads GPT-2, LLaMA, Mixtral, BLOOM, BERT, .*BART, Marian",
+            {"model_type": "mpt"},
+            r"'mpt' model: Regard reads GPT-2, LLaMA, Mixtral, BLOOM, BERT, .*BART, Marian",
         ),
         ("bert", {"model_type": None}, r"Regard reads"),
         ("bert", {"architectures": ["BertForQuestionAnswering"]}, r"a BertForQuestionAnswering: of BERT, Regard reads"),

@@ -27,7 +27,7 @@ from regard.decode.graphs.step_model import StepModel, modules_in_step
 from regard.decode.graphs.top_candidates import greedy_token, top_candidates
 from regard.decode.sampling import choose_next
 from regard.kernels.cuda_graph import GraphedCallable
-from regard.layers.decoding_state import state_bytes
+from regard.layers.decoding_state import Columns, declared_storage, state_bytes
 from regard.layers.part import find_failing_part
 from regard.layers.static_decoding_state import StaticDecodingState
 
@@ -78,10 +78,12 @@ class Engine:
         self.step_model = StepModel(model, dtype)
         self.config = with_allowed_tokens(model.config, options)
         self.special_tokens = (self.config.suppress_tokens, self.config.eos_token_id)
-        self.slots = Slots.make(b, k, room, device, columns - room, self.config.eos_token_id)
+        storages = (storage for _, _, named in declared_storage(model) for storage in named.values())
+        cached = k > 1 and any(isinstance(storage, Columns) for storage in storages)
+        self.slots = Slots.make(b, k, room, device, columns - room, self.config.eos_token_id, cached)
         self.state = StaticDecodingState(
             self.step_model.model, (b, k), columns, width, dtype, position=self.slots.position,
-            owner=self.slots.owner if k > 1 else None, active=self.slots.active,
+            owner=self.slots.owner if cached else None, active=self.slots.active,
         )  # fmt: skip
         # One column more than tokens: an inactive row writes at its `step`, which may be `room`.
         self.token_log_probs = torch.zeros((b * k, room + 1), device=device)

@@ -59,12 +59,21 @@ class Slots:
     last: Tensor  # (N,) int64, the token that each row reads next
     position: Tensor  # (N,) int32, the column of the cache for that token; 0 in inactive slots
     no_end: Tensor  # (N,) bool: the end token is not allowed yet
-    owner: Tensor  # (N, columns) int32, the row of the cache that holds each column of a row's past
+    owner: Tensor  # (N, columns) int32, the row of the cache that holds each column of a row's past; 0 columns: no cache
     fresh: Tensor  # (1, 4 + 6K) int32, the counters and fields with which a sentence enters
     eos: int  # the token that ends a hypothesis, -1: none does
 
     @classmethod
-    def make(cls, b: int, k: int, room: int, device: torch.device | str, offset: int = 0, eos: int = -1) -> Slots:
+    def make(
+        cls,
+        b: int,
+        k: int,
+        room: int,
+        device: torch.device | str,
+        offset: int = 0,
+        eos: int = -1,
+        cached: bool = True,  # rows may find columns of their past in the KV cache of other rows
+    ) -> Slots:
         """Return empty slots; `offset` is the largest number of cache columns before the first token that is read."""
         packed = torch.zeros((b, len(COUNTERS) + k * (HEAD + 2 * room)), dtype=torch.int32, device=device)
         fresh = torch.zeros((1, len(COUNTERS) + k * HEAD), dtype=torch.int32, device=device)
@@ -75,7 +84,7 @@ class Slots:
         fields["log_prob"][:, 0] = 0.0
         n = torch.arange(b * k, dtype=torch.int32, device=device)
         last = torch.zeros(b * k, dtype=torch.int64, device=device)  # inactive slots read token 0
-        owner = n[:, None].repeat(1, offset + room)
+        owner = n[:, None].repeat(1, offset + room if cached else 0)
         return cls(packed, **unpack(packed, k), last=last, position=torch.zeros_like(n),
                    no_end=torch.zeros_like(n, dtype=torch.bool), owner=owner, fresh=fresh, eos=eos)  # fmt: skip
 
@@ -201,7 +210,7 @@ def _reorder_owners(slots: Slots, row: Tensor) -> None:
 
     The token that was just read is in the parent's own row of the cache."""
     b, k = row.shape
-    owner, position = slots.owner.view(b, k, -1), slots.position.view(b, k, 1)
+    owner, position = slots.owner.view(b, k, slots.owner.shape[1]), slots.position.view(b, k, 1)
     mine = torch.arange(b, device=row.device)[:, None] * k + row  # (B, K)
     column = torch.arange(owner.shape[2], device=row.device)
     past = torch.where(column == position, mine[:, :, None], owner.gather(1, row[:, :, None].expand_as(owner)))

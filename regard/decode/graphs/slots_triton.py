@@ -76,7 +76,7 @@ def reorder_owners(owner, slot, parents, position, COLUMNS, K: tl.constexpr, R: 
     """Copy the owners of the columns of row parents[r] to row r; the column `position` is in the parent's own cache row."""
     r = tl.arange(0, R)
     mine = (slot * K + parents)[:, None]
-    for start in range(0, position + 1, BLOCK):
+    for start in range(0, tl.minimum(position + 1, COLUMNS), BLOCK):
         j = (start + tl.arange(0, BLOCK))[None, :]
         past = tl.load(owner + mine * COLUMNS + j, mask=(r < K)[:, None] & (j < position), other=0)
         past = tl.where(j == position, mine.to(tl.int32), past)
@@ -184,7 +184,7 @@ def launch_beam_step(slots: Slots, value: Tensor, index: Tensor, log_z: Tensor, 
     s, (b, k), c = slots, slots.log_prob.shape, value.shape[1]
     m, r = triton.next_power_of_2(k * c), triton.next_power_of_2(k)
     columns = s.owner.shape[1]
-    block = min(triton.next_power_of_2(columns), max(32, 512 // r))
+    block = min(triton.next_power_of_2(max(1, columns)), max(32, 512 // r))
     beam_step[(b,)](
         s.active, s.step, s.limit, s.stopped, s.log_prob, s.done_score, s.done_log_prob, s.done_length, s.done_parent,
         s.done_token, s.token_ids, s.parent, s.last, s.position, s.no_end, s.owner, value, index, log_z,

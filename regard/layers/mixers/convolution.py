@@ -125,7 +125,7 @@ class Convolution(Mixer):
         return {"taps": (1, [self.width, self.width])}
 
     def prepare(self, request: PrepareRequest) -> ConvIndices | None:
-        if request.keys is not request.positions:  # a cache holds earlier tokens
+        if request.continues:  # the ring buffer holds earlier tokens
             return None
         return make_conv_indices(request.mask, request.positions, self.kernel, self.dilation)
 

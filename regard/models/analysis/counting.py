@@ -80,6 +80,11 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "regard::gated_linear_attention_backward": gated_linear_attention.backward_flops,
     "regard::add_norm": lambda *_: 0,
     "regard::add_norm_backward": lambda *_: 0,
+    # six operations for each state and token: the exponent, the input, the decay and the sum that is the output
+    "regard::selective_scan": lambda x, u, a, *_: 6 * x.numel() * a.shape[1],
+    "regard::selective_scan_backward": lambda grad, final, x, u, a, *_: 20 * x.numel() * a.shape[1],
+    "regard::wkv": lambda *_: 0,  # a few operations for each channel and token
+    "regard::wkv_backward": lambda *_: 0,
     "regard::short_attention": lambda q, k, v, *_: attention_flops(q, k, v),
     # five products instead of two: the scores again, and the gradients of q, k, v and the weights
     "regard::short_attention_backward": lambda grad, q, k, v, *_: 5 * attention_flops(q, k, v) // 2,

@@ -1,0 +1,140 @@
+"""The selective scan: its torch form and its Triton kernels (interpreted on a CPU) against the recurrence in float64."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.kernels import selective_scan
+from regard.kernels.masks import document_starts
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+NAMES = ("x", "u", "a", "b", "c", "skip", "bias", "gate", "initial")
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the Triton kernels, on a CPU interpreted, with small chunks, so that a few tokens make several of them."""
+    pytest.importorskip("triton")
+    if not CUDA and not os.environ.get("TRITON_INTERPRET"):
+        pytest.skip("Triton has neither a GPU nor its interpreter")
+    monkeypatch.setattr(selective_scan, "uses_kernels", lambda x: True)
+    monkeypatch.setattr(selective_scan, "CHUNK", 8)
+    monkeypatch.setattr(selective_scan, "STEPS", 4)
+    monkeypatch.setattr(selective_scan, "BACKWARD_STEPS", 2)
+
+
+def make(
+    batch: int, length: int, width: int, states: int, dtype: torch.dtype = torch.float64, gated: bool = True,
+    begun: bool = True,
+) -> dict[str, Tensor | None]:  # fmt: skip
+    torch.manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64)
+
+    given: dict[str, Tensor | None] = {
+        "x": draw(batch, length, width),
+        "u": draw(batch, length, width) - 1,
+        "a": -torch.exp(draw(width, states)),
+        "b": draw(batch, length, states),
+        "c": draw(batch, length, states),
+        "skip": draw(width),
+        "bias": draw(width) * 0.5,
+        "gate": draw(batch, length, width) if gated else None,
+        "initial": draw(batch, width, states) if begun else None,
+    }
+    exact = ("a", "skip", "bias", "initial")
+    for name, value in given.items():
+        if value is not None:
+            kind = torch.promote_types(dtype, torch.float32) if name in exact else dtype
+            given[name] = value.to(DEVICE, kind).requires_grad_()
+    return given
+
+
+def packed(batch: int, length: int) -> Tensor:
+    """Return positions of rows with documents of several lengths; the first row continues a text."""
+    rows = []
+    for row in range(batch):
+        lengths, at = [3 + 2 * row, 1, 6, length], 5 if row == 0 else 0
+        rows.append(torch.cat([torch.arange(n) + (at if i == 0 else 0) for i, n in enumerate(lengths)])[:length])
+    return torch.stack(rows).to(DEVICE)
+
+
+def run(function: Any, given: dict[str, Tensor | None], starts: Tensor, grads: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """Return y, the last state, and the gradients of all inputs."""
+    y, final = function(**given, starts=starts)
+    leaves = [value for value in given.values() if value is not None]
+    found = torch.autograd.grad((y, final), leaves, (grads[0].to(y), grads[1].to(final)))
+    return [y.detach(), final.detach(), *found]
+
+
+def compare(given: dict[str, Tensor | None], starts: Tensor, share: float) -> None:
+    x, a = given["x"], given["a"]
+    assert x is not None and a is not None
+    torch.manual_seed(1)
+    grads = torch.randn(x.shape, device=DEVICE), torch.randn(len(x), *a.shape, device=DEVICE)
+    exact = {k: None if v is None else v.detach().double().requires_grad_() for k, v in given.items()}
+    wanted = run(selective_scan.recurrence, exact, starts, grads)
+    found = run(selective_scan.selective_scan, given, starts, grads)
+    names = ["y", "final", *(name for name in NAMES if given[name] is not None)]
+    for name, mine, theirs in zip(names, found, wanted, strict=True):
+        error, largest = (mine.double() - theirs).abs().max().item(), theirs.abs().max().item()
+        assert error <= share * max(largest, 1e-6), f"{name} is off by {error:.2g} of {largest:.2g}"
+
+
+@pytest.mark.parametrize("length", [1, 5, 64, 70])
+@pytest.mark.parametrize(("gated", "begun"), [(True, True), (False, False)])
+def test_chunks_are_the_recurrence(length: int, gated: bool, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if length < 64:
+        monkeypatch.setattr(selective_scan, "CHUNK", 2)
+    compare(make(2, length, 6, 4, gated=gated, begun=begun), document_starts(packed(2, length)), 1e-12)
+
+
+def test_gradients_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selective_scan, "CHUNK", 2)
+    given = make(1, 5, 2, 2)
+    starts = torch.tensor([[-2, -2, 2, 2, 2]], dtype=torch.int32, device=DEVICE)
+    torch.autograd.gradcheck(
+        lambda *values: selective_scan.selective_scan(**dict(zip(NAMES, values, strict=True)), starts=starts),
+        tuple(given[name] for name in NAMES),
+    )
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("length", "width", "states", "gated", "begun"),
+    [(24, 32, 16, True, True), (21, 40, 4, True, True), (7, 20, 3, False, False), (16, 32, 16, True, False)],
+)
+def test_kernels_are_the_recurrence(
+    length: int, width: int, states: int, gated: bool, begun: bool, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32: sums of some dozen terms, each wrong by a few roundings; powers of 2 are those of the GPU or of NumPy."""
+    chunk = selective_scan.CHUNK
+    monkeypatch.setattr(selective_scan, "split_size", lambda x: -(-length // (splits * chunk)) * chunk)
+    given = make(2, length, width, states, torch.float32, gated, begun)
+    compare(given, document_starts(packed(2, length)), 2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [256, 333])
+def test_kernels_on_a_gpu(dtype: torch.dtype, length: int) -> None:
+    """bf16 rounds outputs and gradients to 8 bits, and the addends of the gradients of B and C."""
+    given = make(2, length, 96, 16, dtype)
+    compare(given, document_starts(packed(2, length)), 1e-4 if dtype == torch.float32 else 2e-2)
+
+
+def test_the_operator_is_sound() -> None:
+    given = {k: None if v is None else v.detach() for k, v in make(2, 6, 4, 2).items()}
+    starts = document_starts(packed(2, 6))
+    vectors = torch.cat([given.pop("b"), given.pop("c")], -1)
+    args = (*(given[name] for name in ("x", "u", "a")), vectors, given["skip"], given["bias"], starts)
+    torch.library.opcheck(selective_scan.forward, (*args, given["gate"], given["initial"]))
