@@ -33,10 +33,12 @@ BLANK, ANSWER, FIRST = 1, 2, 3  # ids; the first symbol, key or character is 3
 Batch = tuple[Tensor, Tensor]  # inputs and labels, (B, T) each
 
 
-class Task(Protocol):
+class LongRangeTask(Protocol):
     """A task: batches of any number of rows, and scores of a model."""
 
-    vocab: int
+    @property
+    def vocab(self) -> int:
+        """The number of ids."""
 
     def batch(self, rows: int, generator: torch.Generator) -> Batch:
         """Return a training batch on the device of the generator."""

@@ -49,8 +49,8 @@ def make_layer(name: str, dtype: torch.dtype = torch.double, settings: Any = Non
     return layer.to(dtype).eval()
 
 
-def context(positions: Tensor, mask: Mask = CAUSAL, keys: Tensor | None = None, **more: Any) -> Any:
-    request = PrepareRequest(positions, positions if keys is None else keys, mask, None, None, False)  # type: ignore[arg-type]
+def context(positions: Tensor, mask: Mask = CAUSAL, continues: bool = False, **more: Any) -> Any:
+    request = PrepareRequest(positions, positions, mask, None, None, False, continues=continues)  # type: ignore[arg-type]
     return lambda layer: Context(positions, layer.prepare(request), **more)
 
 
@@ -198,8 +198,7 @@ def test_prompts_in_pieces_and_steps_are_one_text(name: str) -> None:
         for row, n in enumerate(lengths):
             x[row, :n] = texts[row][at[row] : at[row] + n]
             positions[row, :n] = torch.arange(at[row], at[row] + n)
-        keys = state.key_positions(positions)
-        found = layer.prefill(x, context(positions, CAUSAL, keys, state=state)(layer), kept)
+        found = layer.prefill(x, context(positions, CAUSAL, at[0] > 0, state=state)(layer), kept)
         state.advance(positions)
         for row, n in enumerate(lengths):
             here = slice(at[row], at[row] + n)
@@ -221,7 +220,7 @@ def test_a_document_that_begins_inside_a_prompt_forgets_the_state(name: str) -> 
     kept = state.parts[layer]
     kept.states.normal_()
     positions = torch.tensor([[5, 6, 7, 8, 0, 1, 2, 3, 4]])
-    layer.prefill(x, context(positions, document_mask(CAUSAL), positions.clone(), state=state)(layer), kept)
+    layer.prefill(x, context(positions, document_mask(CAUSAL), True, state=state)(layer), kept)
     fresh = DecodingState(layer, 1, x.device, x.dtype).parts[layer]
     layer.prefill(x[:, 4:], context(ragged(5), state=state)(layer), fresh)
     torch.testing.assert_close(kept.states, fresh.states)

@@ -29,6 +29,7 @@ OURS_ALONE |= {
 SEQ2SEQ_NAMES = ("sutskever", "rnnenc", "rnnsearch", "gnmt", "deep-att")
 OURS_ALONE |= {f"{name}{size}" for name in SEQ2SEQ_NAMES for size in ("", "-small")}
 OURS_ALONE |= {f"transformer-{size}" for size in ("tiny", "small", "base", "big")}
+OURS_ALONE |= {"s4-tiny", "s4d-tiny", "s4-wikitext103", "s4d-wikitext103"}
 OURS_ALONE |= {"linear-attention-tiny", "gla-tiny", "gla-340m", "gla-1.3b", "based-tiny", "based-360m", "mamba2-tiny"}
 
 

@@ -30,11 +30,11 @@ from regard.layers.part import Mixer, Place
 
 @dataclass(frozen=True)
 class TextStarts:
-    """Where the documents of a batch begin."""
+    """The columns at which the documents of a batch begin."""
 
     columns: Tensor  # (B, T), of the first token of each token's document; below 0: before the first column
     packed: bool  # rows hold several documents
-    fresh: bool  # no row continues a text
+    continues: bool  # rows may continue texts, whose states are kept
 
 
 class StateSpaceLayer(Mixer):
@@ -68,7 +68,7 @@ class StateSpaceLayer(Mixer):
 
     def init_weights(self) -> None:
         """Draw step sizes log-uniformly, C complex normal with mean square 1, and D normal."""
-        nn.init.uniform_(self.log_dt, *map(math.log, self.dt_range))
+        nn.init.uniform_(self.log_dt, math.log(self.dt_range[0]), math.log(self.dt_range[1]))
         nn.init.normal_(self.outputs, std=0.5**0.5)
         nn.init.normal_(self.skip)
 
@@ -87,8 +87,7 @@ class StateSpaceLayer(Mixer):
     def prepare(self, request: PrepareRequest) -> TextStarts:
         if request.mask.ahead == 0 and not request.mask.causal:
             raise RegardError("a recurrence sees no prefix: read the text causally, or with a model of attention")
-        fresh = request.keys is request.positions
-        return TextStarts(document_starts(request.positions), request.mask.packed, fresh)
+        return TextStarts(document_starts(request.positions), request.mask.packed, request.continues)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Mix the tokens of whole rows, (B, T, C) -> (B, T, C)."""
@@ -129,7 +128,7 @@ class StateSpaceLayer(Mixer):
         last = starts.columns.gather(1, (counts - 1).clamp(min=0)[:, None])  # (B, 1), where the last document begins
         own = torch.arange(length, device=x.device) >= last  # (B, T), tokens of the last document
         states = system.state_after((u * own[..., None]).mT, counts)
-        if not starts.fresh:
+        if starts.continues:
             later = system.outputs_after(kept.states, length).mT  # (B, T, C)
             y = y + torch.where((starts.columns < 0)[..., None], later, 0)
             moved = system.advance_by(kept.states, counts, length)
