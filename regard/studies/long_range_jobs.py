@@ -30,7 +30,7 @@ from regard.models.analysis.cost import Cost
 from regard.models.architectures import make_model, preset
 from regard.studies.job_pool import describe_machine
 from regard.studies.layer_comparison import measure_memory, measure_seconds
-from regard.studies.long_range_tasks import Copying, Recall, LongRangeTask, Text
+from regard.studies.long_range_tasks import Copying, LongRangeTask, Recall, Text
 from regard.studies.position_study_jobs import read_text
 from regard.training.objective import Objective
 from regard.training.optimizer import Updater, scheduled_learning_rate

@@ -58,7 +58,8 @@ def test_copying_asks_for_the_symbols_in_their_order(scattered: bool) -> None:
     for x, y in zip(inputs.tolist(), labels.tolist(), strict=True):
         body = x[:15]
         symbols = [token for token in body if token != BLANK]
-        assert len(symbols) == 5 and all(FIRST <= token < FIRST + 7 for token in symbols)
+        assert len(symbols) == 5
+        assert all(FIRST <= token < FIRST + 7 for token in symbols)
         assert x[15:] == [ANSWER] * 5
         assert y == [PAD] * 15 + symbols
         places.add(tuple(i for i, token in enumerate(body) if token != BLANK))
@@ -76,7 +77,8 @@ def test_recall_asks_for_the_value_of_each_key_once() -> None:
         pairs = dict(zip(x[: 2 * n : 2], x[1 : 2 * n : 2], strict=True))  # what stands in front
         assert len(pairs) == n
         assert all(FIRST <= key < FIRST + 9 <= value < task.vocab for key, value in pairs.items())
-        assert {x[i]: label for i, label in asked.items()} == pairs and min(asked) >= 2 * n
+        assert {x[i]: label for i, label in asked.items()} == pairs
+        assert min(asked) >= 2 * n
         assert all(x[i] == BLANK for i in range(2 * n, 24) if i not in asked)
     assert numbers == {2, 4, 8}
 
@@ -84,7 +86,7 @@ def test_recall_asks_for_the_value_of_each_key_once() -> None:
 def test_texts_are_cut_in_two_and_labels_are_the_next_characters() -> None:
     text = "".join(chr(97 + i % 26) for i in range(1000))
     task = Text(text, length=10)
-    assert len(task.train) == 900 and len(task.valid) == 100
+    assert (len(task.train), len(task.valid)) == (900, 100)
     inputs, labels = task.batch(5, seeded())
     assert inputs.shape == labels.shape == (5, 10)
     assert ((labels - inputs) % 26 == 1).all()
@@ -201,7 +203,8 @@ def test_reports_without_text_and_with_failures(tmp_path: Path) -> None:
     results["setting"] = {"settings": settings, "device": "x", "torch": "y", "date": "2026-01-01", "command": "regard"}
     table = format_table(results)
     assert "| S4D | 1,234 |  |  | 50.0 | 25.0 |" in table
-    assert "| S4D | 500 | \u2013 |" in table and "| S4D | 0.5 | \u2013 |" in table
+    assert "| S4D | 500 | \u2013 |" in table
+    assert "| S4D | 0.5 | \u2013 |" in table
     assert "nats |" not in table
 
 
