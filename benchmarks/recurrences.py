@@ -2,10 +2,10 @@
 
     python benchmarks/recurrences.py [--only train,decode,kernel] [--repeats 3] [--mixers gla,mamba2] [--json FILE]
 
-`train` is a step of `regard train` on the same number of tokens in rows of 2k to 32k. `decode` is the time of one more token
-of 4 rows after a context of 1k to 64k tokens, with CUDA graphs, and the memory at its peak. `kernel` is the recurrence alone, forward
-and backward, with its share of the time in which its inputs, results and gradients could be copied. The rows of a recurrence
-say how many times as fast as attention it is, in lines of their own.
+`train` is a step of `regard train` on the same number of tokens in rows of 2k to 32k. `decode` is the time of one more
+token of 4 rows after a context of 1k to 64k tokens, with CUDA graphs, and the memory at its peak. `kernel` is the recurrence
+alone, forward and backward, with its share of the time in which its inputs, results and gradients could be copied. How fast
+training with a mixer is relative to attention has lines of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from decode import ALL_AT_ONCE, make_inference_model, rows
 from steps import RegardStep, random_batch
 
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
+from regard.decode.constraints import free_decode_graphs
 from regard.decode.generation import generate
 from regard.device import pick_device
 from regard.kernels.gated_linear_attention import gated_linear_attention
@@ -96,6 +97,7 @@ def decode(report: Report) -> None:
         config = make_config(report, mixer, contexts[-1] + many + 8)
         model = make_inference_model(config, device)
         for length in contexts:
+            free_decode_graphs(model)
             reset_memory(device)
             prompts = rows(DECODED, length, config.target_vocab)
 

@@ -223,27 +223,30 @@ GPT |= {
 
 # ---- linear recurrences: blocks of a gpt whose mixer has a state of fixed size ------------------------------------------
 
-GATED = {**LLAMA, "positions": "none", "norm_eps": 1e-5, "tie": "all"}
-LINEAR_ATTENTION = {"mixer": "linear-attention", "positions": "learned"}
-BASED = {**GATED, "mixer": ("short-convolution", "based", "attention"), "positions": "rope"}
-MAMBA2 = {
+GATED: dict[str, Any] = {
     **UNSCALED,
-    **{"mixer": "mamba2", "norm_kind": "rms", "bias": False, "positions": "none", "dropout": 0.0},
-    **{"target_vocab": 50288, "max_len": 2048},
+    **{"norm_kind": "rms", "bias": False, "activation": "silu", "feedforward": "gated"},
+    **{"positions": "none", "max_len": 2048, "dropout": 0.0},
+}
+GLA = {**GATED, "mixer": "gla"}
+BASED = {**GATED, "mixer": ("short-convolution", "based", "attention"), "positions": "rope"}
+MAMBA2: dict[str, Any] = {
+    **UNSCALED,
+    **{"mixer": "mamba2", "norm_kind": "rms", "bias": False, "positions": "none", "max_len": 2048, "dropout": 0.0},
 }
 GPT |= {
-    "linear-attention-tiny": {**decoder(4, 128, 4, 512), **LINEAR_ATTENTION},
-    "gla-tiny": {**decoder(4, 128, 4, 256), **GATED, "mixer": "gla", "target_vocab": 0},
-    "gla-340m": {**decoder(24, 1024, 4, 2816), **GATED, "mixer": "gla"},
-    "gla-1.3b": {**decoder(24, 2048, 4, 5632), **GATED, "mixer": "gla"},
-    "based-tiny": {**decoder(3, 128, 4, 256), **BASED, "attention": {"window": 16}, "target_vocab": 0},
+    "linear-attention-tiny": {**decoder(4, 128, 4, 512), "mixer": "linear-attention", "positions": "learned"},
+    "gla-tiny": {**decoder(4, 128, 4, 256), **GLA},
+    "gla-340m": {**decoder(24, 1024, 4, 2816), **GLA, "target_vocab": 32000},
+    "gla-1.3b": {**decoder(24, 2048, 4, 5632), **GLA, "target_vocab": 32000},
+    "based-tiny": {**decoder(3, 128, 4, 256), **BASED, "attention": {"window": 16}},
     "based-360m": {**decoder(27, 1024, 16, 2816), **BASED, "attention": {"window": 128}, "target_vocab": 50277},
-    "mamba2-tiny": {**decoder(4, 128, 1, 0), **MAMBA2, "mamba2": {"d_state": 32, "d_head": 32}, "target_vocab": 0},
-    "mamba2-130m": {**decoder(24, 768, 1, 0), **MAMBA2},
-    "mamba2-370m": {**decoder(48, 1024, 1, 0), **MAMBA2},
-    "mamba2-780m": {**decoder(48, 1536, 1, 0), **MAMBA2},
-    "mamba2-1.3b": {**decoder(48, 2048, 1, 0), **MAMBA2},
-    "mamba2-2.7b": {**decoder(64, 2560, 1, 0), **MAMBA2},
+    "mamba2-tiny": {**decoder(4, 128, 1, 0), **MAMBA2, "mamba2": {"d_state": 32, "d_head": 32}},
+    "mamba2-130m": {**decoder(24, 768, 1, 0), **MAMBA2, "target_vocab": 50288},
+    "mamba2-370m": {**decoder(48, 1024, 1, 0), **MAMBA2, "target_vocab": 50288},
+    "mamba2-780m": {**decoder(48, 1536, 1, 0), **MAMBA2, "target_vocab": 50288},
+    "mamba2-1.3b": {**decoder(48, 2048, 1, 0), **MAMBA2, "target_vocab": 50288},
+    "mamba2-2.7b": {**decoder(64, 2560, 1, 0), **MAMBA2, "target_vocab": 50288},
 }
 
 # ---- state spaces and RWKV: blocks of a gpt whose memory of a text has a fixed size ---------------------------------------
