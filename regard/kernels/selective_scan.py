@@ -163,7 +163,15 @@ def forward(
 
 @forward.register_fake
 def _(
-    x: Tensor, u: Tensor, a: Tensor, vectors: Tensor, skip: Tensor, bias: Tensor, starts: Tensor, gate: Any, initial: Any
+    x: Tensor,
+    u: Tensor,
+    a: Tensor,
+    vectors: Tensor,
+    skip: Tensor,
+    bias: Tensor,
+    starts: Tensor,
+    gate: Any,
+    initial: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = x.new_empty(x.shape)
     chunks = (x.shape[1] + CHUNK - 1) // CHUNK

@@ -59,7 +59,9 @@ def load_delta(at, bias, t, T, valid, ROW: tl.constexpr, i: tl.constexpr, FULL: 
 
 
 @triton.jit
-def load_vector(at, t, T, i: tl.constexpr, ROW: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, FULL: tl.constexpr):
+def load_vector(
+    at, t, T, i: tl.constexpr, ROW: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, FULL: tl.constexpr
+):
     """Load B or C of the i-th token of a group, (N, 1) in fp32."""
     n = tl.arange(0, N)
     if FULL and N == STATES:

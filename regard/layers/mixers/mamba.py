@@ -93,7 +93,9 @@ class Mamba(Mixer):
     def prepare(self, request: PrepareRequest) -> Tensor:
         return causal_starts(request, "mamba")
 
-    def scan(self, x: Tensor, starts: Tensor, kept: Any = None, real: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def scan(
+        self, x: Tensor, starts: Tensor, kept: Any = None, real: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output (B, T, C), the inputs of the convolution (B, T, D), and the last state (B, D, N)."""
         inputs, z = self.inner(x).chunk(2, -1)  # (B, T, D) each
         value = F.silu(self.convolution(inputs, starts, None if kept is None else kept.inputs))
