@@ -3,6 +3,7 @@
 Tokens are read in groups of STEPS and results are written after a group, so that the loads of a group are under way at once.
 """
 
+# ruff: noqa: RUF005 (Triton has no starred expressions)
 from __future__ import annotations
 
 import triton

@@ -1,4 +1,4 @@
-"""Mamba in the place of self-attention (Gu and Dao 2023): a state space whose step size, inputs and outputs each token chooses.
+"""Mamba in the place of self-attention (Gu and Dao 2023): a state space whose step size, input and output tokens choose.
 
     x, z = W_in X;   x = silu(conv(x));   dt, B, C = W_x x;   dt = softplus(W_dt dt + b)
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t;   y_t = C_t . h_t + D x_t;   out = W_out (y * silu(z))
