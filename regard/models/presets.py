@@ -254,26 +254,26 @@ GPT |= {
 MAMBA = {
     **UNSCALED,
     **{"mixer": "mamba", "positions": "none", "norm_kind": "rms", "norm_eps": 1e-5, "bias": False, "dropout": 0.0},
-    **{"target_vocab": 50280, "max_len": 2048},
+    "max_len": 2048,
 }
 RWKV = {
     **UNSCALED,
     **{"mixer": "rwkv", "feedforward": "rwkv-channel-mix", "positions": "none", "embedding_norm": True, "tie": "none"},
-    **{"target_vocab": 50277, "max_len": 1024, "dropout": 0.0},
+    **{"max_len": 1024, "dropout": 0.0},
 }
 GPT |= {
-    "mamba-tiny": {**decoder(4, 128, 1, 0), **MAMBA, "target_vocab": 0},
-    "mamba-130m": {**decoder(24, 768, 1, 0), **MAMBA},
-    "mamba-370m": {**decoder(48, 1024, 1, 0), **MAMBA},
-    "mamba-790m": {**decoder(48, 1536, 1, 0), **MAMBA},
-    "mamba-1.4b": {**decoder(48, 2048, 1, 0), **MAMBA},
-    "mamba-2.8b": {**decoder(64, 2560, 1, 0), **MAMBA},
-    "rwkv-tiny": {**decoder(4, 128, 1, 512), **RWKV, "target_vocab": 0},
-    "rwkv-169m": {**decoder(12, 768, 1, 3072), **RWKV},
-    "rwkv-430m": {**decoder(24, 1024, 1, 4096), **RWKV},
-    "rwkv-1b5": {**decoder(24, 2048, 1, 8192), **RWKV},
-    "rwkv-3b": {**decoder(32, 2560, 1, 10240), **RWKV},
-    "rwkv-7b": {**decoder(32, 4096, 1, 16384), **RWKV},
+    "mamba-tiny": {**decoder(4, 128, 1, 0), **MAMBA},
+    "mamba-130m": {**decoder(24, 768, 1, 0), **MAMBA, "target_vocab": 50280},
+    "mamba-370m": {**decoder(48, 1024, 1, 0), **MAMBA, "target_vocab": 50280},
+    "mamba-790m": {**decoder(48, 1536, 1, 0), **MAMBA, "target_vocab": 50280},
+    "mamba-1.4b": {**decoder(48, 2048, 1, 0), **MAMBA, "target_vocab": 50280},
+    "mamba-2.8b": {**decoder(64, 2560, 1, 0), **MAMBA, "target_vocab": 50280},
+    "rwkv-tiny": {**decoder(4, 128, 1, 512), **RWKV},
+    "rwkv-169m": {**decoder(12, 768, 1, 3072), **RWKV, "target_vocab": 50277},
+    "rwkv-430m": {**decoder(24, 1024, 1, 4096), **RWKV, "target_vocab": 50277},
+    "rwkv-1b5": {**decoder(24, 2048, 1, 8192), **RWKV, "target_vocab": 50277},
+    "rwkv-3b": {**decoder(32, 2560, 1, 10240), **RWKV, "target_vocab": 50277},
+    "rwkv-7b": {**decoder(32, 4096, 1, 16384), **RWKV, "target_vocab": 50277},
 }
 
 # ---- recurrent --------------------------------------------------------------------------------------------------------
