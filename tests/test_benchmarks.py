@@ -125,6 +125,12 @@ def test_experts_are_measured_beside_a_dense_model(run: Callable[..., dict[str, 
     assert active[0] - active[1] == routers
 
 
+def test_recurrences_are_measured_beside_attention(run: Callable[..., dict[str, Any]]) -> None:
+    found = run("recurrences", "--mixers", "gla,mamba2")
+    assert measured(found) >= {"train, rows of 32", "train, rows of 32, of attention", "decode, context 16, a token"}
+    assert {row["who"] for row in found["rows"]} == {"regard", "attention", "gla", "mamba2"}
+
+
 def test_word_vectors_are_measured(run: Callable[..., dict[str, Any]]) -> None:
     assert measured(run("word2vec", "--peers", "none")) == {"sg-ns", "cbow-ns", "sg-hs"}
 

@@ -127,6 +127,25 @@ def study_three_ways(
     print_table(study(output, device, quick))
 
 
+@study_app.command("long-range")
+def study_long_range(
+    output: Output = Path("studies/long-range"),
+    data: Annotated[Path | None, typer.Option(help="A text file for the character model; default: none.")] = None,
+    systems: Annotated[
+        str | None, typer.Option(help="Systems to compare, such as attention,lstm,s4d; default: all.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps of the tasks of memory.")] = None,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Use tiny models and few steps, to try it out.")] = False,
+) -> None:
+    """Compare attention, LSTM and state spaces: memory tasks, time and memory."""
+    from regard.studies.long_range import study
+
+    names = [name.strip() for name in systems.split(",")] if systems else None
+    print_table(study(output, data, names, steps, jobs, device, quick))
+
+
 TRANSLATION_STUDIES = {
     "sentence-length": "Measure BLEU by sentence length: context vector, attention, Transformer.",
     "translation-cost": "Measure BLEU against training FLOPs: the systems of Table 2.",

@@ -58,7 +58,7 @@ def mamba_read(their: Their) -> dict[str, Any]:
     # The preset has no feed-forward layers: a d_ff of 0 stands for that of the preset. There is no longest text: 2048 tokens
     # were used in training.
     sizes = {"preset": "mamba-tiny", "max_len": 2048, "mamba.dt_rank": rank, "mamba.expand": expand}
-    return {**sizes, **read_tie(their, True)}
+    return {**sizes, "dropout": 0.0, **read_tie(their, True)}
 
 
 def mamba_write(config: ModelConfig) -> dict[str, Any]:
@@ -93,7 +93,6 @@ MAMBA = Family(
         "norm_kind": "rms",
         "positions": "none",
         "scale_embeddings": False,
-        "dropout": 0.0,
     },
     supported_values={"hidden_act": ("silu", "swish")},
     rules=mamba_rules,
@@ -142,7 +141,7 @@ def rwkv_read(their: Their) -> dict[str, Any]:
     if own != width:
         raise RegardError(f"config.json has attention_hidden_size {own}: Regard has hidden_size {width} there")
     inner = read_size(their, "intermediate_size", default=4 * width)
-    return {"preset": "rwkv-tiny", "d_ff": inner, **read_tie(their, False)}
+    return {"preset": "rwkv-tiny", "d_ff": inner, "dropout": 0.0, **read_tie(their, False)}
 
 
 def rwkv_write(config: ModelConfig) -> dict[str, Any]:
@@ -170,7 +169,6 @@ RWKV = Family(
         "positions": "none",
         "embedding_norm": True,
         "scale_embeddings": False,
-        "dropout": 0.0,
     },
     rules=rwkv_rules,
     prefix="rwkv.",

@@ -129,8 +129,8 @@ def mix_chunk(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, C, ...)
     seen = ((index <= index[:, None]) & (index >= starts[:, :, None]))[:, None]  # (B, 1, C, C), of query i and key j
     sees_state = (starts < first)[:, None, :, None]  # (B, 1, C, 1), the token's document began before this chunk
-    last = starts[:, -1:, None, None]  # (B, 1, 1, 1), where the document begins that goes on after the chunk
-    goes_on, keeps_state = index[:, None] >= last, last < first  # (B, 1, C, 1), (B, 1, 1, 1)
+    last = starts[:, -1:, None, None]  # (B, 1, 1, 1), where the document begins that continues after the chunk
+    continues, keeps_state = index[:, None] >= last, last < first  # (B, 1, C, 1), (B, 1, 1, 1)
     if log_alpha is None:
         scores, late, left, end = q @ k.mT, q, k, state
     else:
@@ -141,7 +141,7 @@ def mix_chunk(
         late, left = q * total.exp(), k * (total[:, :, -1:] - total).exp()
         end = state * total[:, :, -1, :, None].exp()
     o = scores.where(seen, 0) @ v + late.where(sees_state, 0) @ state
-    return o.transpose(1, 2), end.where(keeps_state, 0) + left.where(goes_on, 0).mT @ v
+    return o.transpose(1, 2), end.where(keeps_state, 0) + left.where(continues, 0).mT @ v
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor) -> Tensor:
@@ -220,6 +220,7 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def run_backward(ctx: Any, grad: Tensor | None, grad_final: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients of all inputs (torch.library's `backward`)."""
     q, k, v, log_decay, starts, initial = ctx.saved_tensors
     grad = torch.zeros_like(v) if grad is None else grad
     found = backward(grad, grad_final, q, k, v, log_decay, starts, initial)
@@ -236,14 +237,12 @@ def chunk_of(log_decay: Tensor | None) -> int:
 
 
 def forward_flops(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, *_: Any) -> int:
-    """Return the FLOPs of scores and their sums of values inside of chunks, masked or not, and of making and reading states."""
+    """Return the FLOPs of scores in chunks, masked or not, of their sums of values, and of making and reading states."""
     width, values, chunk = q.shape[3], v.shape[3], min(chunk_of(log_decay), v.shape[1])
     return 2 * math.prod(v.shape[:3]) * (chunk * (width + values) + 2 * width * values)
 
 
-def backward_flops(
-    grad: Tensor, _: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, *__: Any
-) -> int:
+def backward_flops(grad: Tensor, _: Any, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, *__: Any) -> int:
     """Return the FLOPs of the gradients of q, k and v, each like the forward pass, and of the states and their gradients."""
     width, values, chunk = q.shape[3], v.shape[3], min(chunk_of(log_decay), v.shape[1])
     return 2 * math.prod(v.shape[:3]) * (3 * chunk * (width + values) + 5 * width * values)

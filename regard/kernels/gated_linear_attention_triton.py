@@ -5,7 +5,7 @@
 | `accumulate`        | B, the sums of log alpha from the beginning of each chunk                                       |
 | `sum_chunks`        | what the tokens of each chunk add to the state; reversed: what they add to its gradient         |
 | `pass_states`       | the state before each chunk, chunk after chunk; reversed: the gradient of the state after it    |
-| `mix`               | a sum over the tokens of a chunk, and what the state adds to it: o, and the gradients of q, k, v |
+| `mix`               | a sum over the tokens of a chunk, and what the state adds to it: o, gradients of q, k and v     |
 | `score_channels`    | the scores of a chunk with one decay a channel, for `mix`                                       |
 | `multiply_values`   | the gradient of the scores, with one decay a channel                                            |
 | `channel_gradients` | the gradients of q and k with one decay a channel                                               |
@@ -19,11 +19,11 @@ before the chunk and R the gradient of the state after it:
     dv_j = sum over i >= j of (k_j . q_i) D_ij do_i + F_j k_j R      dk_j = sum of (v_j . do_i) D_ij q_i + F_j v_j R^T
 
 Only `pass_states` goes from chunk to chunk, and it multiplies no matrices; all other kernels run on all chunks at once.
-MODE is 0 without decay, 1 with one decay a head, 2 with one a channel, where B is a vector. Then D_ij is no number, and exponents
-are taken relative to the border of SUB = 16 tokens between i and j; inside of 16 tokens, they are taken pair by pair.
+MODE is 0 without decay, 1 with one decay a head, 2 with one a channel, where B is a vector and D_ij no number. Exponents are
+then taken relative to the border of SUB = 16 tokens between i and j; inside of 16 tokens, they are taken pair by pair.
 
-The gradient of log alpha_t is the sum of (gradient of a score) * score over all pairs i >= t > j. It is computed as sums over
-rows minus sums over columns, both without the pairs i = j: these cancel, but are the largest where the decay is strong.
+The gradient of log alpha_t is the sum of (gradient of a score) * score over all pairs i >= t > j. It is computed as sums
+over rows minus sums over columns, both without the pairs i = j: these cancel, but are the largest where decays are strong.
 """
 
 # mypy: ignore-errors
@@ -61,7 +61,7 @@ def sum_chunks(
     K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr, M: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write the sum of F_j k_j v_j^T over tokens whose document goes on after the chunk, (B, H, N, K, V).
+    """Write the sum of F_j k_j v_j^T over tokens whose document continues after the chunk, (B, H, N, K, V).
 
     REVERSE: the sum of E_i q_i do_i^T over tokens whose document began before it."""
     n, bh = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -84,10 +84,7 @@ def sum_chunks(
     for m in range(0, C, M):
         t = first + m + tl.arange(0, M)
         rows = load_tile(x, t, T, x_t, d, K)
-        if REVERSE:
-            sees = tl.load(starts + t, mask=t < T, other=first) < first
-        else:
-            sees = t >= start
+        sees = tl.load(starts + t, mask=t < T, other=first) < first if REVERSE else t >= start
         if MODE == 1:
             part = tl.load(sums + t, mask=t < T, other=0.0)
             part = tl.exp(part if REVERSE else tl.where(t < T, end - part, 0.0))
@@ -109,7 +106,7 @@ def pass_states(
     K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, MODE: tl.constexpr, INITIAL: tl.constexpr, C: tl.constexpr,
     R: tl.constexpr, BV: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Replace what each chunk adds, (B, H, N, K, V), by the state before the chunk, and write the last state (B, H, K, V) fp32.
+    """Replace what each chunk adds, (B, H, N, K, V), by the state before it, and write the last state (B, H, K, V) fp32.
 
     REVERSE: by the gradient of the state after the chunk, from the last chunk to the first. With decays, `products`
     (B, H, N, K) then gets the gradient of the chunk's whole log decay by way of the state `before` it."""
@@ -147,7 +144,7 @@ def mix(
     K: tl.constexpr, V: tl.constexpr, REVERSE: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, GROUPED: tl.constexpr,
     SUMS: tl.constexpr, C: tl.constexpr, M: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write out_i = sum over j <= i of (a_i . b_j) D_ij c_j + E_i a_i S for M tokens i; a, b: width K, c: width V, S: (K, V).
+    """Write out_i = sum over j <= i of (a_i . b_j) D_ij c_j + E_i a_i S for M tokens i; a, b: (K,), c: (V,), S: (K, V).
 
     REVERSE: the sum over j >= i, with D_ji, F_i and R for S. GROUPED: a and b have H heads, c and the result H / GROUP, and
     the result is the sum over the heads of a group; otherwise c and the result have H heads, a and b H / GROUP.
@@ -160,10 +157,7 @@ def mix(
     i = rows + tl.arange(0, M)
     starts += batch * T
     begin = tl.load(starts + i, mask=i < T, other=T)
-    if REVERSE:
-        sees = i >= tl.load(starts + beyond - 1)
-    else:
-        sees = begin < first
+    sees = i >= tl.load(starts + beyond - 1) if REVERSE else begin < first
     c += batch * c_b
     total = tl.zeros((M, BV), tl.float32)
     for r in tl.range(0, GROUP if GROUPED else 1, disable_licm=True):  # hoisted addresses would fill the registers
@@ -175,10 +169,8 @@ def mix(
         found = tl.zeros((M, BV), tl.float32)
         if MODE == 1:
             sum_i = tl.load(sums + bh * T + i, mask=i < T, other=0.0)
-            if REVERSE:
-                factor = tl.exp(tl.where(i < T, tl.load(sums + bh * T + beyond - 1) - sum_i, 0.0))
-            else:
-                factor = tl.exp(sum_i)
+            end = tl.load(sums + bh * T + beyond - 1)
+            factor = tl.exp(tl.where(i < T, end - sum_i, 0.0) if REVERSE else sum_i)
         for k in range(0, K, BK):
             d = k + tl.arange(0, BK)
             x = load_tile(left, i, T, a_t, d, K)
@@ -312,8 +304,8 @@ def channel_gradients(
 ):  # fmt: skip
     """Write the gradients of SUB rows of q and k, (B, T, H, K), from those of the scores, of the states and of o.
 
-    `apart` (B, H, T, K) gets q dq - k dk without pairs i = j and without the part of dk that comes by the state after the chunk;
-    `inter` gets k times that part."""
+    `apart` (B, H, T, K) gets q dq - k dk without pairs i = j and without the part of dk that comes by the state after the
+    chunk; `inter` gets k times that part."""
     bh = tl.program_id(2).to(tl.int64)
     b, h = bh // H, bh % H
     rows, d = tl.program_id(0) * SUB, tl.program_id(1) * BK + tl.arange(0, BK)
@@ -340,10 +332,10 @@ def channel_gradients(
         state = tl.load(later + at, mask=inside, other=0.0).to(dtype)
         by_later = tl.dot(load_tile(v, i, T, v_t, e, V), state, by_later, input_precision=PRECISION)
     sees = tl.load(starts + i, mask=i < T, other=first) < first
-    goes_on = (i >= tl.load(starts + last)) & (i < T)
+    continues = (i >= tl.load(starts + last)) & (i < T)
     end = tl.load(sums + last * K + d, mask=d < K, other=0.0)[None, :]
     by_state = tl.where(sees[:, None], by_state * tl.exp(part), 0.0)
-    by_later = tl.where(goes_on[:, None], by_later * tl.exp(tl.where(goes_on[:, None], end - part, 0.0)), 0.0)
+    by_later = tl.where(continues[:, None], by_later * tl.exp(tl.where(continues[:, None], end - part, 0.0)), 0.0)
     all_sums = load_tile(sums, j, T, K, d, K)  # (C, BK)
     left, right = tl.zeros((SUB, BK), tl.float32), tl.zeros((SUB, BK), tl.float32)
     if rows > first:  # queries of these rows and earlier keys
@@ -398,14 +390,14 @@ def decay_gradient(
     b, h = bh // H, bh % H
     t, s = n * C + tl.arange(0, C), n * C + tl.arange(0, C)
     begin = tl.load(starts + b * T + s, mask=s < T, other=T)
-    goes_on = t > tl.load(starts + b * T + tl.minimum(n * C + C, T) - 1)
+    continues = t > tl.load(starts + b * T + tl.minimum(n * C + C, T) - 1)
     after = (s[None, :] >= t[:, None]) & (begin[None, :] < t[:, None])
-    before = (s[None, :] < t[:, None]) & goes_on[:, None]
+    before = (s[None, :] < t[:, None]) & continues[:, None]
     if K == 1:
         x = tl.load(apart + bh * T + s, mask=s < T, other=0.0)[None, :]
         y = tl.load(inter + bh * T + s, mask=s < T, other=0.0)[None, :]
         found = tl.sum(tl.where(after, x, 0.0) + tl.where(before, y, 0.0), 1)
-        found += tl.where(goes_on, tl.load(products + bh * N + n), 0.0)
+        found += tl.where(continues, tl.load(products + bh * N + n), 0.0)
         tl.store(out + (b * T + t) * H + h, found, mask=t < T)
     else:
         d = tl.program_id(2) * BK + tl.arange(0, BK)
@@ -413,7 +405,7 @@ def decay_gradient(
         found = tl.dot(after.to(tl.float32), x, input_precision=PRECISION)
         found = tl.dot(before.to(tl.float32), y, found, input_precision=PRECISION)
         product = tl.load(products + (bh * N + n) * K + d, mask=d < K, other=0.0)
-        found += tl.where(goes_on[:, None], product[None, :], 0.0)
+        found += tl.where(continues[:, None], product[None, :], 0.0)
         inside = (t < T)[:, None] & (d < K)[None, :]
         tl.store(out + ((b * T + t[:, None]) * H + h) * K + d[None, :], found, mask=inside)
 
@@ -465,11 +457,18 @@ def dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class Launch:
+class RecurrenceLaunch:
     """One call of the kernels: its tensors and sizes."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, starts: Tensor, initial: Tensor | None, chunk: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        starts: Tensor,
+        initial: Tensor | None,
+        chunk: int,
     ) -> None:
         self.q, self.k, self.v, self.starts, self.chunk = dense(q), dense(k), dense(v), starts.contiguous(), chunk
         self.initial = None if initial is None else initial.float().contiguous()
@@ -521,7 +520,14 @@ class Launch:
         return states, final, products
 
     def mix(
-        self, a: Tensor, b: Tensor, c: Tensor, states: Tensor, scores: Tensor | None, reverse: bool, own: Tensor | None = None
+        self,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        states: Tensor,
+        scores: Tensor | None,
+        reverse: bool,
+        own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the sums (B, T, heads of c, width of c), and the parts of `own` in them, (2, blocks, B, H, T).
 
@@ -538,7 +544,14 @@ class Launch:
             *(self.t, self.n, self.h, *strides(a), *strides(b), *strides(c), *strides(mine)),
             *((1, self.width) if grouped else (self.width, 1)),
             **{"K": keys, "V": width, "REVERSE": reverse, "MODE": self.mode, "GROUP": self.group, "GROUPED": grouped},
-            **{"SUMS": own is not None, "C": self.chunk, "M": self.rows, "BK": bk, "BV": bv, "PRECISION": self.precision},
+            **{
+                "SUMS": own is not None,
+                "C": self.chunk,
+                "M": self.rows,
+                "BK": bk,
+                "BV": bv,
+                "PRECISION": self.precision,
+            },
             **{"num_warps": 4, "num_stages": 2},
         )
         return out, parts
@@ -549,8 +562,25 @@ class Launch:
             return None
         scores = self.v.new_empty(self.b, self.h, self.t, self.chunk)
         score_channels[(-(-self.t // SUB.value), self.b * self.h)](
-            *(self.q, self.k, self.sums, self.starts, scores, self.t, self.h, self.group, *strides(self.q), *strides(self.k)),
-            **{"K": self.keys, "C": self.chunk, "BK": block_of(self.keys, 64), "SMALL": 16, "PRECISION": self.precision},
+            *(
+                self.q,
+                self.k,
+                self.sums,
+                self.starts,
+                scores,
+                self.t,
+                self.h,
+                self.group,
+                *strides(self.q),
+                *strides(self.k),
+            ),
+            **{
+                "K": self.keys,
+                "C": self.chunk,
+                "BK": block_of(self.keys, 64),
+                "SMALL": 16,
+                "PRECISION": self.precision,
+            },
             **{"num_warps": 4, "num_stages": 1},
         )
         return scores
@@ -560,7 +590,7 @@ def run_forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, starts: Tensor, initial: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """Return o (B, T, H, V) and the last state (B, H, K, V) fp32."""
-    call = Launch(q, k, v, log_decay, starts, initial, chunk)
+    call = RecurrenceLaunch(q, k, v, log_decay, starts, initial, chunk)
     states, final, _ = call.states(call.k, call.v, call.initial, False)
     return call.mix(call.q, call.k, call.v, states, call.channel_scores(), False)[0], final
 
@@ -577,7 +607,7 @@ def run_backward(
     chunk: int,
 ) -> list[Tensor]:
     """Return the gradients of q, k and v, then those of log_decay and of `initial` where they are given."""
-    call, grad = Launch(q, k, v, log_decay, starts, initial, chunk), dense(grad)
+    call, grad = RecurrenceLaunch(q, k, v, log_decay, starts, initial, chunk), dense(grad)
     q, k, v = call.q, call.k, call.v
     states = call.states(k, v, call.initial, False)[0]
     ending = None if grad_final is None else grad_final.float().contiguous()
@@ -605,7 +635,7 @@ def run_backward(
     return [*found, *([] if initial is None else [by_initial.to(initial.dtype)])]
 
 
-def run_channel_gradients(call: Launch, grad: Tensor, states: Tensor, later: Tensor) -> tuple[Tensor, ...]:
+def run_channel_gradients(call: RecurrenceLaunch, grad: Tensor, states: Tensor, later: Tensor) -> tuple[Tensor, ...]:
     """Return dq and dk, (B, T, G, K), and the two parts of the gradient of log alpha, (B, H, T, K) fp32."""
     q, k, v, (b, t, h, keys, chunk) = call.q, call.k, call.v, (call.b, call.t, call.h, call.keys, call.chunk)
     dscores = v.new_empty(b, h, t, chunk)
@@ -617,7 +647,25 @@ def run_channel_gradients(call: Launch, grad: Tensor, states: Tensor, later: Ten
     apart, inter = (v.new_empty(b, h, t, keys, dtype=torch.float32) for _ in range(2))
     block = block_of(keys, 64)
     channel_gradients[(-(-t // SUB.value), -(-keys // block), b * h)](
-        *(q, k, v, grad, call.sums, dscores, call.starts, states, later, dq, dk, apart, inter, t, call.n, h, call.group),
+        *(
+            q,
+            k,
+            v,
+            grad,
+            call.sums,
+            dscores,
+            call.starts,
+            states,
+            later,
+            dq,
+            dk,
+            apart,
+            inter,
+            t,
+            call.n,
+            h,
+            call.group,
+        ),
         *(*strides(q), *strides(k), *strides(v), *strides(grad)),
         **{"K": keys, "V": call.width, "C": chunk, "BK": block, "BV": block_of(call.width, 64), "SMALL": 16},
         **{"PRECISION": call.precision, "num_warps": 4, "num_stages": 1},
@@ -638,6 +686,13 @@ def run_step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: T
     update_states[(n * h, -(-width // block))](
         *(q, k, v, decay, state, out, h, h // q.shape[1]),
         *(s for x in (q, k, v, decay) for s in x.stride()[:2]),
-        **{"K": keys, "V": width, "MODE": mode, "BK": min(128, triton.next_power_of_2(keys)), "BV": block, "num_warps": 4},
+        **{
+            "K": keys,
+            "V": width,
+            "MODE": mode,
+            "BK": min(128, triton.next_power_of_2(keys)),
+            "BV": block,
+            "num_warps": 4,
+        },
     )
     return out

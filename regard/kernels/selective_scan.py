@@ -1,4 +1,6 @@
-"""The selective scan of Mamba (Gu and Dao 2023): h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = (C_t . h_t + D x_t) silu(z_t).
+"""The selective scan of Mamba (Gu and Dao 2023).
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t,   y_t = (C_t . h_t + D x_t) silu(z_t)
 
 Every channel has N states of its own. The decay exp(dt A) depends on channel, state and token, so no matrix product computes
 the sum over earlier tokens: the scan is bound by the exponentials, one per state and token. dt = softplus(u + bias), where u
@@ -163,7 +165,15 @@ def forward(
 
 @forward.register_fake
 def _(
-    x: Tensor, u: Tensor, a: Tensor, vectors: Tensor, skip: Tensor, bias: Tensor, starts: Tensor, gate: Any, initial: Any
+    x: Tensor,
+    u: Tensor,
+    a: Tensor,
+    vectors: Tensor,
+    skip: Tensor,
+    bias: Tensor,
+    starts: Tensor,
+    gate: Any,
+    initial: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     y = x.new_empty(x.shape)
     chunks = (x.shape[1] + CHUNK - 1) // CHUNK

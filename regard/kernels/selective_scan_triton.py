@@ -13,12 +13,13 @@ again, chunk by chunk: from the stored state the kernel first writes the states 
 memory, then takes the groups from the last to the first and holds the STEPS states of a group in registers.
 
 The decay of a token is exp2(dt A2 + off), A2 = A log2(e). `off` is -1e30 for the first token of a document, which makes the
-decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. Tiles of states are (N, BLOCK).
-The argument `one` is 1: as a number that the compiler does not know it keeps Triton from giving four channels to a lane. Widths
-and row strides are constants, so that the addresses of a group's tokens are constant offsets. FULL says that no group of
-STEPS tokens and no block of channels goes beyond an end, so that loads and stores need no mask.
+decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. A tile of states is (N, BLOCK).
+The argument `one` is 1: as a number that the compiler does not know it keeps Triton from giving four channels to a lane.
+Widths and row strides are constants, so that the addresses of a group's tokens are constant offsets. FULL says that no group
+of STEPS tokens and no block of channels goes beyond an end, so that loads and stores need no mask.
 """
 
+# ruff: noqa: RUF005 (Triton has no starred expressions)
 from __future__ import annotations
 
 import triton
@@ -59,7 +60,9 @@ def load_delta(at, bias, t, T, valid, ROW: tl.constexpr, i: tl.constexpr, FULL: 
 
 
 @triton.jit
-def load_vector(at, t, T, i: tl.constexpr, ROW: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, FULL: tl.constexpr):
+def load_vector(
+    at, t, T, i: tl.constexpr, ROW: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, FULL: tl.constexpr
+):
     """Load B or C of the i-th token of a group, (N, 1) in fp32."""
     n = tl.arange(0, N)
     if FULL and N == STATES:
@@ -160,7 +163,7 @@ def forward(
     starts += row * T
     states += row * ((T + CHUNK - 1) // CHUNK) * STATES * W
     for t in range(split * SPAN, tl.minimum(split * SPAN + SPAN, T), STEPS):
-        if KEEP:
+        if KEEP:  # noqa: SIM102 (decided when the kernel is compiled)
             if t % CHUNK == 0:
                 tl.store(states + (t // CHUNK) * STATES * W + at, h, mask=inside)
         first = row * T + t

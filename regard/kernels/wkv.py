@@ -3,8 +3,9 @@
     y_t = (sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{u + k_t} v_t) / (the same without v)
 
 Numerator and denominator over earlier tokens are the state, kept as (a, b, p) with a e^p and b e^p, where p is the largest
-exponent so far: nothing overflows, whatever the keys are. A state without tokens has b = 0. There are no matrix products;
-the kernels (kernels/wkv_triton.py, on CUDA devices) walk through time with one channel per lane, and torch does so elsewhere.
+exponent so far: nothing overflows, whatever the keys are. A state without tokens has b = 0. There are no matrix products:
+the kernels (kernels/wkv_triton.py, on CUDA devices) walk through time with one channel per lane, and torch does so
+elsewhere.
 
 The forward pass keeps the logarithm of each denominator. With it the gradients are two more walks: one forwards for w and u,
 one backwards for k and v. States have no gradients: they are for decoding. Documents of a packed row begin without a state,

@@ -3,6 +3,7 @@
 Tokens are read in groups of STEPS and results are written after a group, so that the loads of a group are under way at once.
 """
 
+# ruff: noqa: RUF005 (Triton has no starred expressions)
 from __future__ import annotations
 
 import triton
@@ -91,7 +92,11 @@ def backward(
         for i in tl.static_range(STEPS):
             t = s + i
             key, value = load_token(k, t, T, W, valid), load_token(v, t, T, W, valid)
-            out, log, dy = load_token(y, t, T, W, valid), load_token(logs, t, T, W, valid), load_token(grad, t, T, W, valid)
+            out, log, dy = (
+                load_token(y, t, T, W, valid),
+                load_token(logs, t, T, W, valid),
+                load_token(grad, t, T, W, valid),
+            )
             begins = tl.load(starts + t, mask=t < T, other=-1) == t
             keep = tl.where(begins, 0.0, 1.0)
             a, b, slope_a, slope_b = keep * a, keep * b, keep * slope_a, keep * slope_b
@@ -111,7 +116,11 @@ def backward(
         for j in tl.static_range(STEPS):
             t = s + STEPS - 1 - j
             key, value = load_token(k, t, T, W, valid), load_token(v, t, T, W, valid)
-            out, log, dy = load_token(y, t, T, W, valid), load_token(logs, t, T, W, valid), load_token(grad, t, T, W, valid)
+            out, log, dy = (
+                load_token(y, t, T, W, valid),
+                load_token(logs, t, T, W, valid),
+                load_token(grad, t, T, W, valid),
+            )
             direct = exp(bonus + key - log) * dy
             direct = tl.where(t < T, direct, 0.0)
             own = direct * (value - out)

@@ -10,6 +10,8 @@ from regard.layers.positions import contextual as contextual
 from regard.layers.positions import relative as relative
 from regard.layers.mixers import attention as attention
 from regard.layers.mixers import convolution as convolution
+from regard.layers.mixers import s4 as s4
+from regard.layers.mixers import s4d as s4d
 from regard.layers.mixers import linear_attention as linear_attention
 from regard.layers.mixers import gla as gla
 from regard.layers.mixers import based as based

@@ -210,29 +210,43 @@ GPT |= {
     },
 }
 
+# ---- time-invariant state spaces: blocks of a gpt whose mixer is a long convolution --------------------------------------
+
+# The size of S4's language model of WikiText-103, which had a larger vocabulary.
+S4_STYLE = {"positions": "none", "activation": "gelu", "target_vocab": 50257, "max_len": 1 << 20, **UNSCALED}
+GPT |= {
+    "s4-tiny": {**decoder(4, 128, 1, 512), "mixer": "s4", "positions": "none"},
+    "s4d-tiny": {**decoder(4, 128, 1, 512), "mixer": "s4d", "positions": "none"},
+    "s4-wikitext103": {**decoder(16, 1024, 1, 4096), "mixer": "s4", **S4_STYLE},
+    "s4d-wikitext103": {**decoder(16, 1024, 1, 4096), "mixer": "s4d", **S4_STYLE},
+}
+
 # ---- linear recurrences: blocks of a gpt whose mixer has a state of fixed size ------------------------------------------
 
-GATED = {**LLAMA, "positions": "none", "norm_eps": 1e-5, "tie": "all"}
-LINEAR_ATTENTION = {"mixer": "linear-attention", "positions": "learned"}
-BASED = {**GATED, "mixer": ("short-convolution", "based", "attention"), "positions": "rope"}
-MAMBA2 = {
+GATED: dict[str, Any] = {
     **UNSCALED,
-    **{"mixer": "mamba2", "norm_kind": "rms", "bias": False, "positions": "none", "dropout": 0.0},
-    **{"target_vocab": 50288, "max_len": 2048},
+    **{"norm_kind": "rms", "bias": False, "activation": "silu", "feedforward": "gated"},
+    **{"positions": "none", "max_len": 2048, "dropout": 0.0},
+}
+GLA = {**GATED, "mixer": "gla"}
+BASED = {**GATED, "mixer": ("short-convolution", "based", "attention"), "positions": "rope"}
+MAMBA2: dict[str, Any] = {
+    **UNSCALED,
+    **{"mixer": "mamba2", "norm_kind": "rms", "bias": False, "positions": "none", "max_len": 2048, "dropout": 0.0},
 }
 GPT |= {
-    "linear-attention-tiny": {**decoder(4, 128, 4, 512), **LINEAR_ATTENTION},
-    "gla-tiny": {**decoder(4, 128, 4, 256), **GATED, "mixer": "gla", "target_vocab": 0},
-    "gla-340m": {**decoder(24, 1024, 4, 2816), **GATED, "mixer": "gla"},
-    "gla-1.3b": {**decoder(24, 2048, 4, 5632), **GATED, "mixer": "gla"},
-    "based-tiny": {**decoder(3, 128, 4, 256), **BASED, "attention": {"window": 16}, "target_vocab": 0},
+    "linear-attention-tiny": {**decoder(4, 128, 4, 512), "mixer": "linear-attention", "positions": "learned"},
+    "gla-tiny": {**decoder(4, 128, 4, 256), **GLA},
+    "gla-340m": {**decoder(24, 1024, 4, 2816), **GLA, "target_vocab": 32000},
+    "gla-1.3b": {**decoder(24, 2048, 4, 5632), **GLA, "target_vocab": 32000},
+    "based-tiny": {**decoder(3, 128, 4, 256), **BASED, "attention": {"window": 16}},
     "based-360m": {**decoder(27, 1024, 16, 2816), **BASED, "attention": {"window": 128}, "target_vocab": 50277},
-    "mamba2-tiny": {**decoder(4, 128, 1, 0), **MAMBA2, "mamba2": {"d_state": 32, "d_head": 32}, "target_vocab": 0},
-    "mamba2-130m": {**decoder(24, 768, 1, 0), **MAMBA2},
-    "mamba2-370m": {**decoder(48, 1024, 1, 0), **MAMBA2},
-    "mamba2-780m": {**decoder(48, 1536, 1, 0), **MAMBA2},
-    "mamba2-1.3b": {**decoder(48, 2048, 1, 0), **MAMBA2},
-    "mamba2-2.7b": {**decoder(64, 2560, 1, 0), **MAMBA2},
+    "mamba2-tiny": {**decoder(4, 128, 1, 0), **MAMBA2, "mamba2": {"d_state": 32, "d_head": 32}},
+    "mamba2-130m": {**decoder(24, 768, 1, 0), **MAMBA2, "target_vocab": 50288},
+    "mamba2-370m": {**decoder(48, 1024, 1, 0), **MAMBA2, "target_vocab": 50288},
+    "mamba2-780m": {**decoder(48, 1536, 1, 0), **MAMBA2, "target_vocab": 50288},
+    "mamba2-1.3b": {**decoder(48, 2048, 1, 0), **MAMBA2, "target_vocab": 50288},
+    "mamba2-2.7b": {**decoder(64, 2560, 1, 0), **MAMBA2, "target_vocab": 50288},
 }
 
 # ---- state spaces and RWKV: blocks of a gpt whose memory of a text has a fixed size ---------------------------------------
@@ -240,26 +254,26 @@ GPT |= {
 MAMBA = {
     **UNSCALED,
     **{"mixer": "mamba", "positions": "none", "norm_kind": "rms", "norm_eps": 1e-5, "bias": False, "dropout": 0.0},
-    **{"target_vocab": 50280, "max_len": 2048},
+    "max_len": 2048,
 }
 RWKV = {
     **UNSCALED,
     **{"mixer": "rwkv", "feedforward": "rwkv-channel-mix", "positions": "none", "embedding_norm": True, "tie": "none"},
-    **{"target_vocab": 50277, "max_len": 1024, "dropout": 0.0},
+    **{"max_len": 1024, "dropout": 0.0},
 }
 GPT |= {
-    "mamba-tiny": {**decoder(4, 128, 1, 0), **MAMBA, "target_vocab": 0},
-    "mamba-130m": {**decoder(24, 768, 1, 0), **MAMBA},
-    "mamba-370m": {**decoder(48, 1024, 1, 0), **MAMBA},
-    "mamba-790m": {**decoder(48, 1536, 1, 0), **MAMBA},
-    "mamba-1.4b": {**decoder(48, 2048, 1, 0), **MAMBA},
-    "mamba-2.8b": {**decoder(64, 2560, 1, 0), **MAMBA},
-    "rwkv-tiny": {**decoder(4, 128, 1, 512), **RWKV, "target_vocab": 0},
-    "rwkv-169m": {**decoder(12, 768, 1, 3072), **RWKV},
-    "rwkv-430m": {**decoder(24, 1024, 1, 4096), **RWKV},
-    "rwkv-1b5": {**decoder(24, 2048, 1, 8192), **RWKV},
-    "rwkv-3b": {**decoder(32, 2560, 1, 10240), **RWKV},
-    "rwkv-7b": {**decoder(32, 4096, 1, 16384), **RWKV},
+    "mamba-tiny": {**decoder(4, 128, 1, 0), **MAMBA},
+    "mamba-130m": {**decoder(24, 768, 1, 0), **MAMBA, "target_vocab": 50280},
+    "mamba-370m": {**decoder(48, 1024, 1, 0), **MAMBA, "target_vocab": 50280},
+    "mamba-790m": {**decoder(48, 1536, 1, 0), **MAMBA, "target_vocab": 50280},
+    "mamba-1.4b": {**decoder(48, 2048, 1, 0), **MAMBA, "target_vocab": 50280},
+    "mamba-2.8b": {**decoder(64, 2560, 1, 0), **MAMBA, "target_vocab": 50280},
+    "rwkv-tiny": {**decoder(4, 128, 1, 512), **RWKV},
+    "rwkv-169m": {**decoder(12, 768, 1, 3072), **RWKV, "target_vocab": 50277},
+    "rwkv-430m": {**decoder(24, 1024, 1, 4096), **RWKV, "target_vocab": 50277},
+    "rwkv-1b5": {**decoder(24, 2048, 1, 8192), **RWKV, "target_vocab": 50277},
+    "rwkv-3b": {**decoder(32, 2560, 1, 10240), **RWKV, "target_vocab": 50277},
+    "rwkv-7b": {**decoder(32, 4096, 1, 16384), **RWKV, "target_vocab": 50277},
 }
 
 # ---- recurrent --------------------------------------------------------------------------------------------------------

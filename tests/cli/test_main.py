@@ -182,7 +182,7 @@ def test_look_positions_shows_what_a_model_has(run: Path, capfd, monkeypatch) ->
 def test_studies_are_listed_and_run(capfd, monkeypatch, tmp_path: Path) -> None:
     code, out, _ = call(capfd, monkeypatch, "study")
     assert code == 0
-    trained = ["filters", "positions", "pretraining", "roformer", "sentence-length", "translation-cost"]
+    trained = ["filters", "long-range", "positions", "pretraining", "roformer", "sentence-length", "translation-cost"]
     assert {line.split()[2] for line in out.splitlines()} == {"dictionary", "gradient-flow", "three-ways", *trained}
     assert "order_110" in call(capfd, monkeypatch, "study", "dictionary")[1]
     assert isinstance(json.loads(call(capfd, monkeypatch, "study", "dictionary", "--json")[1]), dict)

@@ -271,6 +271,23 @@ def test_recurrent_texts_go_on_alike(cell: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        "linear-attention",
+        "gla",
+        "short-convolution,based,attention",
+        "mamba2,attention",
+        "s4,attention",
+        "s4d,attention",
+    ],
+)
+def test_texts_of_linear_recurrences_go_on_alike(mixer: str, device: str) -> None:
+    settings = {"n_decoder_layers": 3, "mamba2.d_head": 16, "mamba2.d_state": 16, "based.feature_dim": 4}
+    write_alike(gpt(device, mixer=mixer, positions="none", **settings, **STYLES["window"]), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("score", ["additive", "general", "constant", "none"])
 @pytest.mark.parametrize("beam", [1, 3])
 def test_recurrent_translators_are_searched_alike(score: str, beam: int, device: str) -> None:

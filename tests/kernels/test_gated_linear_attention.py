@@ -21,7 +21,16 @@ NAMES = ("q", "k", "v", "log_decay", "initial")
 
 
 def case(
-    mode: int, t: int, *, b: int = 2, h: int = 4, g: int = 2, k: int = 16, v: int = 8, strength: float = 0.5, state: bool = True
+    mode: int,
+    t: int,
+    *,
+    b: int = 2,
+    h: int = 4,
+    g: int = 2,
+    k: int = 16,
+    v: int = 8,
+    strength: float = 0.5,
+    state: bool = True,
 ) -> list[Any]:
     """Return q, k, v, log decays, starts and a first state in float64, with numbers that bf16 holds exactly.
 
@@ -47,7 +56,10 @@ def with_gradients(form: Any, given: list[Any], grads: tuple[Tensor, Tensor]) ->
     leaves = [x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
     results = form(*leaves)
     needed = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-    return [*results, *torch.autograd.grad(results, needed, [g.to(r.dtype) for g, r in zip(grads, results, strict=True)])]
+    return [
+        *results,
+        *torch.autograd.grad(results, needed, [g.to(r.dtype) for g, r in zip(grads, results, strict=True)]),
+    ]
 
 
 def gradients_like(given: list[Any]) -> tuple[Tensor, Tensor]:
@@ -198,7 +210,14 @@ def test_on_a_gpu_it_is_the_recurrence(mode: int, dtype: torch.dtype, t: int, h:
     grads = gradients_like(given)
     wanted = with_gradients(recurrent_form, given, grads)
     q, key, value, decay, starts, first = given
-    cast = [q.to(dtype), key.to(dtype), value.to(dtype), None if decay is None else decay.float(), starts, first.float()]
+    cast = [
+        q.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        None if decay is None else decay.float(),
+        starts,
+        first.float(),
+    ]
     found = with_gradients(gated_linear_attention, cast, grads)
     assert_near(("o", "last", *names_of(given)), found, wanted, 3e-2 if dtype == torch.bfloat16 else 1e-4)
 

@@ -72,7 +72,9 @@ def based(layer: Any, x: Tensor) -> Tensor:
 def short_convolution(layer: Any, x: Tensor) -> Tensor:
     a, b = layer.inner(x).chunk(2, -1)
     conv = layer.convolution
-    mixed = F.conv1d(F.pad(a.t()[None], (conv.kernel - 1, 0)), conv.weight[:, None], conv.bias, groups=conv.width)[0].t()
+    mixed = F.conv1d(F.pad(a.t()[None], (conv.kernel - 1, 0)), conv.weight[:, None], conv.bias, groups=conv.width)[
+        0
+    ].t()
     return layer.out(mixed * b * torch.sigmoid(b))
 
 
@@ -210,7 +212,10 @@ def test_what_reads_backwards_is_refused(name: str) -> None:
     [
         ({"mixer": "gla", "n_heads": 16}, "multiple of 32"),
         ({"mixer": "mamba2", "n_heads": 4, "mamba2.d_head": 5}, r"mamba2\.d_head 5 does not divide"),
-        ({"mixer": "mamba2", "n_heads": 4, "mamba2.groups": 3, "mamba2.d_head": 4}, r"mamba2\.groups 3 does not divide the 8 heads"),
+        (
+            {"mixer": "mamba2", "n_heads": 4, "mamba2.groups": 3, "mamba2.d_head": 4},
+            r"mamba2\.groups 3 does not divide the 8 heads",
+        ),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -17,8 +17,19 @@ from regard.models.gpt import GPT
 
 VOCAB = 23
 SMALL: dict[str, Any] = {"n_decoder_layers": 3, "d_model": 12, "target_vocab": VOCAB, "max_len": 64}
-MAMBA: dict[str, Any] = {"preset": "mamba-tiny", "mixer": ("mamba",), "positions": "none", "norm_kind": "rms", "bias": False}
-CHANNELS: dict[str, Any] = {"feedforward": ("rwkv-channel-mix",), "d_ff": 20, "positions": "none", "embedding_norm": True}
+MAMBA: dict[str, Any] = {
+    "preset": "mamba-tiny",
+    "mixer": ("mamba",),
+    "positions": "none",
+    "norm_kind": "rms",
+    "bias": False,
+}
+CHANNELS: dict[str, Any] = {
+    "feedforward": ("rwkv-channel-mix",),
+    "d_ff": 20,
+    "positions": "none",
+    "embedding_norm": True,
+}
 RWKV: dict[str, Any] = {"preset": "rwkv-tiny", "mixer": ("rwkv",), **CHANNELS}
 MODELS: dict[str, dict[str, Any]] = {
     "mamba": {**MAMBA, "mamba.d_state": 3},

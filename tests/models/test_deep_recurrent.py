@@ -64,7 +64,7 @@ TARGETS = torch.tensor([[*TARGET, -1], [7, -1, -1, -1, -1], [6, 7, 8, 9, 10]])
 
 def gnmt_encoder(model: Seq2Seq, source: list[int]) -> tuple[Tensor, Tensor]:
     """Outputs and final state: a bidirectional layer, then others; x is added to the output from the third layer on."""
-    x = model.source_embedding.weight[torch.tensor(source)][None]
+    x = C**0.5 * model.source_embedding.weight[torch.tensor(source)][None]
     for i, layer in enumerate(model.encoder.layers):
         out, (h, _) = torchs(list(layer.values()), bidirectional=i == 0)(x)
         x = out + x if i >= 2 else out
@@ -86,7 +86,7 @@ def test_gnmt_is_torchs_lstms_with_residual_sums_and_a_loop_over_steps_that_feed
             query = states[0][0][0, 0]  # the output of the lowest layer at the step before
             energies = torch.stack([score.v @ torch.tanh(score.W(query) + score.U(each)) for each in h])
             c = (energies.softmax(0)[:, None] * h).sum(0)
-            x = model.target_embedding.weight[token]
+            x = C**0.5 * model.target_embedding.weight[token]
             for i, run in enumerate(runs):
                 out, states[i] = run(torch.cat([x, c])[None, None], states[i])
                 x = out[0, 0] + x if i >= 2 else out[0, 0]

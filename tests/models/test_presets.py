@@ -28,7 +28,9 @@ OURS_ALONE |= {
 }
 SEQ2SEQ_NAMES = ("sutskever", "rnnenc", "rnnsearch", "gnmt", "deep-att")
 OURS_ALONE |= {f"{name}{size}" for name in SEQ2SEQ_NAMES for size in ("", "-small")}
+OURS_ALONE |= {"mamba-tiny", "rwkv-tiny"}
 OURS_ALONE |= {f"transformer-{size}" for size in ("tiny", "small", "base", "big")}
+OURS_ALONE |= {"s4-tiny", "s4d-tiny", "s4-wikitext103", "s4d-wikitext103"}
 OURS_ALONE |= {"linear-attention-tiny", "gla-tiny", "gla-340m", "gla-1.3b", "based-tiny", "based-360m", "mamba2-tiny"}
 
 
@@ -99,6 +101,10 @@ def test_gpt3_has_the_weights_of_the_lecture() -> None:
     assert sum(p.numel() for p in matrices) + 12288 * 50257 == 175_181_291_520
 
 
+def sized(layers: int, width: int) -> dict[str, int]:
+    return {"num_hidden_layers": layers, "hidden_size": width}
+
+
 DEBERTA = {
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
@@ -107,7 +113,11 @@ DEBERTA = {
 }
 MARIAN = {"vocab_size": 58101, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 2048}
 MARIAN |= {"decoder_ffn_dim": 2048, "encoder_attention_heads": 8, "decoder_attention_heads": 8}
+MAMBA_SIZES = {"130m": (24, 768), "370m": (48, 1024), "790m": (48, 1536), "1.4b": (48, 2048), "2.8b": (64, 2560)}
+RWKV_SIZES = {"169m": (12, 768), "430m": (24, 1024), "1b5": (24, 2048), "3b": (32, 2560), "7b": (32, 4096)}
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"mamba-{size}": ("MambaForCausalLM", sized(*given)) for size, given in MAMBA_SIZES.items()},
+    **{f"rwkv-{size}": ("RwkvForCausalLM", sized(*given)) for size, given in RWKV_SIZES.items()},
     "gpt-1": ("OpenAIGPTLMHeadModel", {}),
     "gpt2": ("GPT2LMHeadModel", {}),
     "gpt3": ("GPT2LMHeadModel", {"n_embd": 12288, "n_layer": 96, "n_head": 96, "n_positions": 2048}),

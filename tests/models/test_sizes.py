@@ -55,7 +55,7 @@ def test_heads(given: dict[str, int], expected: tuple[int, ...]) -> None:
         ({"n_kv_heads": -1}, r"model\.n_kv_heads must be at least 1, not -1"),
         ({"n_heads": -4}, r"model\.n_heads must be at least 1, not -4"),
         ({"d_head": -6}, r"model\.d_head must be at least 1, not -6"),
-        ({"d_ff": -1}, r"model\.d_ff must be at least 1, not -1"),
+        ({"d_ff": -1}, r"model\.d_ff must be at least 0, not -1"),
         ({"positions": "yarn", "yarn.trained_len": 0}, r"'model\.yarn\.trained_len' must be a number from 1 up, not 0"),
         ({"positions": "shaw", "shaw.clip": 0}, r"'model\.shaw\.clip' must be a number from 1 up, not 0"),
         ({"positions": "fire", "fire.width": 0}, r"'model\.fire\.width' must be a number from 1 up, not 0"),

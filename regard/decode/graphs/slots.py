@@ -59,7 +59,9 @@ class Slots:
     last: Tensor  # (N,) int64, the token that each row reads next
     position: Tensor  # (N,) int32, the column of the cache for that token; 0 in inactive slots
     no_end: Tensor  # (N,) bool: the end token is not allowed yet
-    owner: Tensor  # (N, columns) int32, the row of the cache that holds each column of a row's past; 0 columns: no cache
+    owner: (
+        Tensor  # (N, columns) int32, the row of the cache that holds each column of a row's past; 0 columns: no cache
+    )
     fresh: Tensor  # (1, 4 + 6K) int32, the counters and fields with which a sentence enters
     eos: int  # the token that ends a hypothesis, -1: none does
 

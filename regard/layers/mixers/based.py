@@ -2,8 +2,8 @@
 
 That is phi(q) . phi(k) for phi(x) = [1, x / d^(1/4), x x^T / (sqrt(2) d^(1/2))], so that the recurrence of linear attention
 computes it. The matrix x x^T is symmetric: its d (d + 1) / 2 products of different factors are enough, those of two
-channels times sqrt(2), which makes 1 + d + d (d + 1) / 2 = 153 features of d = 16 channels instead of 273. The weights are at least 1/2,
-and are divided by their sum.
+channels times sqrt(2), which makes 1 + d + d (d + 1) / 2 = 153 features of d = 16 channels instead of 273. The weights are
+at least 1/2, and are divided by their sum.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gated linear attention (GLA, Yang et al. 2024): S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, o_t = q_t S_t / sqrt(K).
 
-Every key channel has a decay of its own that depends on the token, alpha_t = sigmoid(W_2 W_1 x_t + b)^(1 / temperature), where
-W_1 maps to `gate_rank` numbers. Queries and keys are half as wide as the model, values as wide. The output of each head is
-normalized, multiplied with silu(W_r x_t), and projected.
+Every key channel has a decay of its own that depends on the token, alpha_t = sigmoid(W_2 W_1 x_t + b)^(1 / temperature),
+where W_1 maps to `gate_rank` numbers. Queries and keys are half as wide as the model, values as wide. The output of each
+head is normalized, multiplied with silu(W_r x_t), and projected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class GLA(LinearRecurrence):
     @dataclass(frozen=True)
     class Settings:
         gate_rank: int = setting(16, "numbers between the two matrices that compute the decays", least=1, most=1 << 16)
-        temperature: float = setting(16.0, "divides the logarithm of the decays: larger ones forget more slowly", above=0)
+        temperature: float = setting(
+            16.0, "divides the logarithm of the decays: larger ones forget more slowly", above=0
+        )
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Mamba in the place of self-attention (Gu and Dao 2023): a state space whose step size, inputs and outputs each token chooses.
+"""Mamba in the place of self-attention (Gu and Dao 2023): a state space whose step size, input and output tokens choose.
 
     x, z = W_in X;   x = silu(conv(x));   dt, B, C = W_x x;   dt = softplus(W_dt dt + b)
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t;   y_t = C_t . h_t + D x_t;   out = W_out (y * silu(z))
@@ -93,7 +93,9 @@ class Mamba(Mixer):
     def prepare(self, request: PrepareRequest) -> Tensor:
         return causal_starts(request, "mamba")
 
-    def scan(self, x: Tensor, starts: Tensor, kept: Any = None, real: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def scan(
+        self, x: Tensor, starts: Tensor, kept: Any = None, real: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output (B, T, C), the inputs of the convolution (B, T, D), and the last state (B, D, N)."""
         inputs, z = self.inner(x).chunk(2, -1)  # (B, T, D) each
         value = F.silu(self.convolution(inputs, starts, None if kept is None else kept.inputs))

@@ -69,8 +69,9 @@ class TimeMix(Mixer):
         width = self.width = config.d_model
         self.depth = place.index, max(config.n_decoder_layers, place.index + 1)
         self.key, self.value, self.receptance, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
-        for name in self.no_decay:
-            setattr(self, name, nn.Parameter(torch.empty(width)))
+        self.decay, self.bonus, self.mix_k, self.mix_v, self.mix_r = (
+            nn.Parameter(torch.empty(width)) for _ in range(5)
+        )
         self.init_weights()
 
     @torch.no_grad()

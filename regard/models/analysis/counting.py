@@ -1,8 +1,8 @@
 """Counting parameters and FLOPs by running a model on the meta device, where tensors have shapes and no numbers.
 
-No architecture is known here. FLOPs are those of the matrix products of a forward pass, each by its shapes. A product
-belongs to the module whose weight is multiplied, otherwise to the module that is running. So any new part is counted
-without further code.
+No architecture is known here. FLOPs are those of the matrix products and Fourier transforms of a forward pass, each by its
+shapes. A product belongs to the module whose weight is multiplied, otherwise to the module that is running. So any new part
+is counted without further code.
 
 Of equal blocks only one is run: if a module of an nn.ModuleList has the structure of an earlier one and is called with
 arguments of the same shapes, the log of the earlier one is repeated for it.
@@ -53,6 +53,11 @@ def attention_flops(q: Tensor, k: Tensor, v: Tensor) -> int:
     return 2 * math.prod(q.shape[:3]) * k.shape[2] * (q.shape[3] + v.shape[3])
 
 
+def fourier_flops(rows: Tensor, n: int) -> int:
+    """Return the FLOPs of Fourier transforms of real rows (..., n) along the last dimension, by the usual 5/2 n log2 n."""
+    return int(math.prod(rows.shape[:-1]) * 2.5 * n * math.log2(max(2, n)))
+
+
 FORMULAS: dict[str, Callable[..., int]] = {
     "aten::mm": matmul_flops,
     "aten::bmm": matmul_flops,
@@ -64,6 +69,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "aten::dot": lambda a, b: 2 * a.numel(),
     "aten::_addmm_activation": lambda bias, a, b, **_: matmul_flops(a, b),
     "aten::_grouped_mm": lambda a, b, *_, **__: matmul_flops(a, b),  # every row is multiplied with one of the matrices
+    "aten::_fft_r2c": lambda x, dim, *_: fourier_flops(x, x.shape[-1]),
+    "aten::_fft_c2r": lambda x, dim, _, n: fourier_flops(x, n),
     "regard::activated": lambda x, weight, *_: 2 * x.numel() * len(weight),
     "regard::activated_backward": lambda *_: 0,  # its products are outside of it
     "regard::grouped_product": lambda x, weight, _, transposed: 2 * x.numel() * weight.shape[2 if transposed else 1],

@@ -1,0 +1,215 @@
+"""The tasks of the long-range study against their definitions, the sizes of its systems, its jobs, and its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from regard.cli.study_commands import study_app
+from regard.errors import RegardError
+from regard.models.analysis.cost import Cost
+from regard.studies import long_range, long_range_jobs
+from regard.studies.long_range import collect_results, cost_numbers, format_table, plan_jobs, study
+from regard.studies.long_range_jobs import (
+    COST,
+    QUICK,
+    SYSTEMS,
+    TASKS,
+    TITLES,
+    LongRangeJob,
+    LongRangeSettings,
+    known_systems,
+    make_model_config,
+    measure_costs,
+)
+from regard.studies.long_range_tasks import ANSWER, BLANK, FIRST, Copying, Recall, Text, random_ranks
+from regard.text.special_tokens import PAD
+
+CPU = torch.device("cpu")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ---- tasks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_random_ranks_are_permutations_with_the_lowest_at_the_end() -> None:
+    first = torch.tensor([[0], [3], [5]])
+    found = random_ranks(3, 6, seeded(), first)
+    assert (found.sort(1).values == torch.arange(6)).all()
+    for row, begin in zip(found, (0, 3, 5), strict=True):
+        assert sorted(row[begin:].tolist()) == list(range(6 - begin))
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_copying_asks_for_the_symbols_in_their_order(scattered: bool) -> None:
+    inputs, labels = Copying(length=20, copied=5, symbols=7, scattered=scattered).batch(40, seeded())
+    places = set()
+    for x, y in zip(inputs.tolist(), labels.tolist(), strict=True):
+        body = x[:15]
+        symbols = [token for token in body if token != BLANK]
+        assert len(symbols) == 5
+        assert all(FIRST <= token < FIRST + 7 for token in symbols)
+        assert x[15:] == [ANSWER] * 5
+        assert y == [PAD] * 15 + symbols
+        places.add(tuple(i for i, token in enumerate(body) if token != BLANK))
+    assert len(places) > 10 if scattered else places == {(0, 1, 2, 3, 4)}
+
+
+def test_recall_asks_for_the_value_of_each_key_once() -> None:
+    task = Recall(length=24, keys=9, pairs=(2, 4, 8))
+    inputs, labels = task.batch(60, seeded())
+    numbers = set()
+    for x, y in zip(inputs.tolist(), labels.tolist(), strict=True):
+        asked = {i: label for i, label in enumerate(y) if label != PAD}
+        n = len(asked)
+        numbers.add(n)
+        pairs = dict(zip(x[: 2 * n : 2], x[1 : 2 * n : 2], strict=True))  # what stands in front
+        assert len(pairs) == n
+        assert all(FIRST <= key < FIRST + 9 <= value < task.vocab for key, value in pairs.items())
+        assert {x[i]: label for i, label in asked.items()} == pairs
+        assert min(asked) >= 2 * n
+        assert all(x[i] == BLANK for i in range(2 * n, 24) if i not in asked)
+    assert numbers == {2, 4, 8}
+
+
+def test_texts_are_cut_in_two_and_labels_are_the_next_characters() -> None:
+    text = "".join(chr(97 + i % 26) for i in range(1000))
+    task = Text(text, length=10)
+    assert (len(task.train), len(task.valid)) == (900, 100)
+    inputs, labels = task.batch(5, seeded())
+    assert inputs.shape == labels.shape == (5, 10)
+    assert ((labels - inputs) % 26 == 1).all()
+    with pytest.raises(RegardError, match="at least 110"):
+        Text("short text", length=10)
+
+
+class Oracle(nn.Module):
+    """A model that finds the answers of associative recall in its input, but only in the first rows of a batch."""
+
+    def __init__(self, vocab: int, right: int) -> None:
+        super().__init__()
+        self.vocab, self.right = vocab, right
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = torch.zeros(*ids.shape, self.vocab)
+        for row in ids[: self.right]:
+            i = int((ids == row).all(1).nonzero()[0])
+            seen: dict[int, int] = {}
+            for t, token in enumerate(row.tolist()):
+                if token in seen:
+                    logits[i, t, seen[token]] = 1
+                elif t % 2 == 0 and t + 1 < len(row):
+                    seen[token] = int(row[t + 1])
+        return logits
+
+
+def test_accuracy_is_the_share_of_right_values() -> None:
+    task = Recall(length=24, keys=9, pairs=(2, 4))
+    assert task.measure(Oracle(task.vocab, 8), 8, seeded()) == {"2": 1.0, "4": 1.0}
+    assert task.measure(Oracle(task.vocab, 6), 8, seeded()) == {"2": 0.75, "4": 0.75}
+
+
+# ---- systems -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_system_has_a_title_and_nearly_equal_parameters() -> None:
+    assert set(SYSTEMS) == set(TITLES)
+    s = LongRangeSettings()
+    sizes = {name: Cost(make_model_config(name, 259, s.width, s, s.length)).parameters for name in known_systems()}
+    assert {"attention", "lstm", "s4", "s4d"} <= set(sizes)
+    for name, size in sizes.items():
+        assert abs(size / sizes["attention"] - 1) < 0.06, (name, size)
+
+
+def job_of(task: str, system: str, folder: Path, settings: LongRangeSettings = QUICK) -> LongRangeJob:
+    return LongRangeJob(task, system, settings, folder)
+
+
+def test_lengths_that_do_not_fit_or_take_too_long_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = dataclasses.replace(QUICK, cost_lengths=(8, 16, 32, 64))
+
+    def training(model: Any, n: int, *_: Any) -> dict[str, float]:
+        if n == 32:
+            raise torch.OutOfMemoryError("too long")
+        return {"seconds": n, "bytes": 3 * n, "rows": 1, "pass_seconds": 0.0}
+
+    def decoding(model: Any, n: int, *_: Any) -> dict[str, float]:
+        return {"seconds": n, "bytes": 8 * n, "rows": 2, "pass_seconds": 0.2 * n}
+
+    monkeypatch.setattr(long_range_jobs, "measure_training", training)
+    monkeypatch.setattr(long_range_jobs, "measure_decoding", decoding)
+    found = measure_costs(job_of(COST, "attention", tmp_path, settings), CPU, torch.float32)
+    results = {COST: {"attention": found}}
+    assert [row.get("left_out") for row in found["training"]] == [None, None, "memory", "memory"]
+    assert [row.get("left_out") for row in found["decoding"]] == [None, None, "time", "time"]  # twice 3.2 s is over 5 s
+    assert cost_numbers(results, "attention", "training", "bytes")[:2] == [24, 48]
+    assert cost_numbers(results, "attention", "decoding", "bytes")[:2] == [32, 64]  # of one of two texts
+    assert all(math.isnan(x) for x in cost_numbers(results, "attention", "decoding", "bytes")[2:])
+
+
+# ---- study ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_table_numbers_and_pictures_and_resumes(
+    tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "text.txt"
+    data.write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    out = tmp_path / "study"
+    words = ["long-range", "--quick", "--device", "cpu", "--systems", "attention,s4d"]
+    words += ["--data", str(data), "--output", str(out)]
+    ran = CliRunner().invoke(study_app, words, catch_exceptions=False)
+    assert ran.exit_code == 0
+    assert ran.stdout.strip() == (out / "table.md").read_text().strip()
+    for picture in ("recall", "cost"):
+        assert (out / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((out / "results.json").read_text())
+    assert [*results[COST]] == ["attention", "s4d"]
+    assert all([*results[task]] == ["attention", "s4d"] for task in TASKS)
+    assert [*results["recall"]["s4d"]["scores"]] == ["2", "4"]
+    for row in results[COST]["s4d"]["decoding"]:
+        assert row["bytes"] == QUICK.cost_rows * QUICK.layers * QUICK.cost_width * 64 * 4  # it does not grow
+    cache = [row["bytes"] for row in results[COST]["attention"]["decoding"]]
+    assert cache[1] > cache[0]
+
+    done: list[str] = []
+    monkeypatch.setattr(long_range, "run_job", lambda job: done.append(job.name))
+    monkeypatch.setattr(long_range, "plot_results", lambda results: {})
+    (out / "jobs" / "recall-s4d.json").unlink()
+    study(out, data, ["attention", "s4d"], quick=True, device="cpu")
+    assert done == ["recall-s4d"]
+
+
+def test_reports_without_text_and_with_failures(tmp_path: Path) -> None:
+    todo = plan_jobs(tmp_path, None, QUICK, ["attention", "s4d"], "cpu", 2)
+    assert {job.task for job in todo} == {*TASKS[:3], COST}
+    results = collect_results(todo, [])
+    assert all(not results[task] for task in (*TASKS[:3], COST))
+    costs = [{"length": 32, "seconds": 0.5, "bytes": 10**6, "rows": 2}, {"length": 64, "left_out": "time"}]
+    results[COST]["s4d"] = {"training": costs, "decoding": costs}
+    results["recall"]["s4d"] = {"parameters": 1234, "scores": {"2": 0.5, "4": 0.25}}
+    settings = dataclasses.asdict(QUICK)
+    results["setting"] = {"settings": settings, "device": "x", "torch": "y", "date": "2026-01-01", "command": "regard"}
+    table = format_table(results)
+    assert "| S4D | 1,234 |  |  | 50.0 | 25.0 |" in table
+    assert "| S4D | 500 | \u2013 |" in table
+    assert "| S4D | 0.5 | \u2013 |" in table
+    assert "nats |" not in table
+
+
+def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match="unknown system 'elman': choose among attention"):
+        study(tmp_path, systems=["elman"], device="cpu", quick=True)
+    with pytest.raises(RegardError, match="at least 1 job"):
+        study(tmp_path, jobs=0, device="cpu", quick=True)
