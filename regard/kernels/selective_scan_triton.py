@@ -12,11 +12,12 @@ The backward pass does likewise with the adjoint recurrence (`local_adjoint`, `c
 again, chunk by chunk: from the stored state the kernel first writes the states before each group of STEPS tokens to scratch
 memory, then takes the groups from the last to the first and holds the STEPS states of a group in registers.
 
-The decay of a token is exp2(dt A2 + off), A2 = A log2(e). `off` is -1e30 for the first token of a document, which makes the
-decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. A tile of states is (N, BLOCK).
-The argument `one` is 1: as a number that the compiler does not know it keeps Triton from giving four channels to a lane.
-Widths and row strides are constants, so that the addresses of a group's tokens are constant offsets. FULL says that no group
-of STEPS tokens and no block of channels goes beyond an end, so that loads and stores need no mask.
+The decay of a token is exp2(dt A2 + off), A2 = A log2(e). `off` is -1e30 for the first token of a document, which makes
+the decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. A tile of states is
+(N, BLOCK). The argument `one` is 1: as a number that the compiler does not know it keeps Triton from giving four
+channels to a lane. Widths and row strides are constants, so that the addresses of a group's tokens are constant
+offsets. FULL says that no group of STEPS tokens and no block of channels goes beyond an end, so that loads and stores
+need no mask.
 """
 
 # ruff: noqa: RUF005 (Triton has no starred expressions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 from configured import model_config
 from torch import Tensor
 
+from regard.config import DecodeConfig
+from regard.decode.generation import eager_steps, make_request
+from regard.decode.graphs.decoding import graph_steps
 from regard.errors import RegardError
 from regard.kernels.masks import PAD_POSITION, positions_of, prefix
 from regard.layers.decoding_state import DecodingState
@@ -16,6 +20,8 @@ from regard.models.architectures import make_model, resolve
 from regard.models.gpt import GPT
 
 VOCAB = 23
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 SMALL: dict[str, Any] = {"n_decoder_layers": 3, "d_model": 12, "target_vocab": VOCAB, "max_len": 64}
 MAMBA: dict[str, Any] = {
     "preset": "mamba-tiny",
@@ -115,6 +121,23 @@ def test_beams_are_reordered_with_their_states(name: str) -> None:
     found = model.step(ids[[1, 0], 4], state)
     texts = torch.cat([ids[:1, :3].expand(2, -1), ids[[1, 0], 3:5]], 1)
     torch.testing.assert_close(found, model(texts)[:, -1], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@ALL
+def test_slots_write_what_rows_write(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven prompts through two slots, so that slots are reused; in a CUDA graph on a GPU."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model, options = make(name).float(), DecodeConfig(beam=1, max_new_tokens=6, batch_tokens=64 * 2)
+    prompts = [ids[ids >= 0].tolist() for ids in rows(3, 1, 4, 2, 2, 5, 1)]
+    plain, found = ([make_request(ids, 0, options, model) for ids in prompts] for _ in range(2))
+    for _ in eager_steps(copy.deepcopy(model), plain, options):
+        pass
+    for _ in graph_steps(model.to(device), found, options):
+        pass
+    assert [row.ids for row in found] == [row.ids for row in plain]
+    for ours, theirs in zip(found, plain, strict=True):
+        assert ours.log_probs == pytest.approx(theirs.log_probs, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["mamba", "rwkv"])
