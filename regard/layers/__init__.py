@@ -11,8 +11,8 @@ from regard.layers.positions import relative as relative
 from regard.layers.mixers import attention as attention
 from regard.layers.mixers import convolution as convolution
 from regard.layers.mixers import mamba as mamba
-from regard.layers.mixers import rwkv as rwkv
 from regard.layers import feedforward as feedforward
 from regard.layers import experts as experts
+from regard.layers.mixers import rwkv as rwkv
 from regard.layers import cells as cells
 from regard.layers import recurrent_attention as recurrent_attention
