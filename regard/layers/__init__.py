@@ -18,8 +18,8 @@ from regard.layers.mixers import based as based
 from regard.layers.mixers import gated_short_convolution as gated_short_convolution
 from regard.layers.mixers import mamba2 as mamba2
 from regard.layers.mixers import mamba as mamba
-from regard.layers.mixers import rwkv as rwkv
 from regard.layers import feedforward as feedforward
 from regard.layers import experts as experts
+from regard.layers.mixers import rwkv as rwkv
 from regard.layers import cells as cells
 from regard.layers import recurrent_attention as recurrent_attention
