@@ -1,7 +1,7 @@
 """`regard look`: a page, pictures and numbers that show what a model does.
 
-`page` writes an HTML page; `attention`, `statistics`, `experts`, `alignment`, `gradients`, `training` and `positions` draw
-one thing each; `change` and `heads` compare a model with itself after an intervention.
+`page` writes an HTML page; `attention`, `statistics`, `experts`, `alignment`, `gradients`, `training`, `positions` and
+`mixers` draw one thing each; `change` and `heads` compare a model with itself after an intervention.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.look.figures import Drawable
     from regard.look.interventions import Intervention
+    from regard.look.mixer_figure import MixerFigure
     from regard.look.position_figures import PositionFigure
 
 
@@ -213,6 +214,49 @@ def positions_picture(name: str, model: Path | None, settings: dict[str, str], l
     presets = {name: preset for table in tables for name, preset in table.items()}
     config = resolve_sizes(build(values, ModelConfig, "model."), presets)
     return draw_untrained_scheme(name, config, length)
+
+
+@look_app.command("mixers", settings=("model",))
+def look_mixers(
+    context: typer.Context,
+    names: Annotated[str, typer.Argument(help="Token mixers, such as attention,gla,mamba. Default: all.")] = "",
+    model: Annotated[
+        Path | None, typer.Option("--model", "-m", help="Draw the blocks of this run or model instead.")
+    ] = None,
+    length: Annotated[int, typer.Option(min=2, help="Number of tokens.")] = 256,
+    output: Picture = None,
+    json: Json = False,
+) -> None:
+    """Draw how much earlier tokens influence a later one, by distance, for token mixers.
+
+    Mixers are drawn at initialization, or as a model has learned them. Model settings can be tried: --model.d_model 64, ...
+    """
+    settings = section_settings(context, "model")
+    if model is not None and (names or settings):
+        raise RegardError(
+            f"{model} has its own mixers and settings: leave out {names or '--model.' + next(iter(settings))}"
+        )
+    write_results(mixers_picture(names, model, settings, length), json, output, "mixers.png")
+
+
+def mixers_picture(names: str, model: Path | None, settings: dict[str, str], length: int) -> MixerFigure:
+    """Return the picture of token mixers: those of a trained model, or of a small decoder with `settings`."""
+    from regard.look.mixer_figure import draw_trained_mixers, draw_untrained_mixers
+
+    if model is not None:
+        from regard.device import pick_device
+        from regard.exchange.loader import load_model
+
+        return draw_trained_mixers(load_model(model, pick_device("cpu")).model, length)
+    from regard.config import ModelConfig
+    from regard.config.recipes import build, nest
+    from regard.config.registry import PARTS, find
+
+    chosen = [name.strip() for name in names.split(",")] if names else list(PARTS["mixer"])
+    for name in chosen:
+        find("mixer", name)  # an unknown one is refused
+    values = {"preset": "gpt-tiny", "positions": "none", "target_vocab": 8, **nest(settings)}
+    return draw_untrained_mixers(chosen, build(values, ModelConfig, "model."), length)
 
 
 @look_app.command("alignment", settings=("decode",))
