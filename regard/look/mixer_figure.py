@@ -1,8 +1,8 @@
 """A figure of token mixers: how much of what a token gets comes from the tokens before it, by their distance.
 
 The influence of a token on the output of a later one is the size of a derivative, |d y_t / d x_{t-l}|. It is measured by
-differentiating the mixer itself on random inputs, so it needs nothing of a mixer but its forward pass: attention, convolutions
-and recurrences are drawn side by side. Curves are shares: they sum to 1 over all distances.
+differentiating the mixer itself on random inputs, so it needs nothing of a mixer but its forward pass: attention,
+convolutions and recurrences are drawn side by side. Curves are shares: they sum to 1 over all distances.
 """
 
 from __future__ import annotations
