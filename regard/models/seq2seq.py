@@ -34,6 +34,7 @@ from regard.errors import RegardError
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import AttentionPlan, reference
 from regard.layers.cells import CellState as Hidden
+from regard.layers.cells import cell_shape
 from regard.layers.decoding_state import LENGTH, DecodingState, PerRow, PerSentence, Storage
 from regard.layers.embedding import Embedding, Head
 from regard.layers.recurrent import InterleavedRecurrent, Recurrent, half_projection, make_recurrent
@@ -344,8 +345,7 @@ def ends_backward(config: ModelConfig) -> bool:
 
 def cell_states(config: ModelConfig) -> int:
     """Return how many tensors the state of a cell has."""
-    states: int = find("cell", config.cell).states
-    return states
+    return cell_shape(config).states
 
 
 def uses_attention(config: ModelConfig) -> bool:
