@@ -33,9 +33,7 @@ from regard.config.registry import register, setting
 from regard.errors import RegardError
 from regard.layers.cells import Cell, CellShape, CellState, keep_at_padding
 
-GRU_TEXT = (
-    "r = sigmoid(W(x) + U(h)); z = sigmoid(W(x) + U(h)); n = tanh(W(x) + r * U(h)); h = z * h + (1 - z) * n"
-)
+GRU_TEXT = "r = sigmoid(W(x) + U(h)); z = sigmoid(W(x) + U(h)); n = tanh(W(x) + r * U(h)); h = z * h + (1 - z) * n"
 LSTM_TEXT = (
     "i = sigmoid(W(x) + U(h)); f = sigmoid(W(x, 1) + U(h)); g = tanh(W(x) + U(h)); o = sigmoid(W(x) + U(h)); "
     "c = f * c + i * g; h = o * tanh(c)"
@@ -342,7 +340,9 @@ def to_python(graph: Graph, name: str = "found", note: str = "A recurrent cell, 
     if shape.adds_input:
         parts.append("    def add_input(self, y, x):\n        return torch.cat([y, x.to(y.dtype)], -1)")
     if starts := write_initial_values(graph):
-        parts.append("    @torch.no_grad()\n    def init_weights(self):\n" + indent(["super().init_weights()", *starts]))
+        parts.append(
+            "    @torch.no_grad()\n    def init_weights(self):\n" + indent(["super().init_weights()", *starts])
+        )
     parts.append(f"    def forward(self, x, weight, offset, real, {', '.join(states)}):\n" + indent(lines))
     equations = to_text(graph).replace("; ", "\n    ")
     head = (

@@ -97,7 +97,14 @@ class PeepholeLSTM(Cell):
             bias.fill_({"f": 1.0, "i": -1.0 * self.variant.coupled}.get(gate, 0.0))
 
     def forward(
-        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor, *gates: Tensor
+        self,
+        x: Tensor,
+        weight: Tensor,
+        offset: Tensor | None,
+        real: Tensor | None,
+        h: Tensor,
+        c: Tensor,
+        *gates: Tensor,
     ) -> tuple[CellState, CellState]:
         """Run one step from x (B, G*H), h, c and perhaps the gates i, f, o before (B, H each); return the new state, and the
         inputs of products after the first."""

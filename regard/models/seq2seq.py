@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, RecurrentSettings, Seq2SeqSettings
-from regard.config.registry import ALIGNMENT, RECURRENT, find
+from regard.config.registry import ALIGNMENT, RECURRENT
 from regard.errors import RegardError
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import AttentionPlan, reference
