@@ -142,6 +142,18 @@ def study_cell_search(
     print_table(study(output, minutes, jobs, seed, data, quick))
 
 
+@study_app.command("lstm-odyssey")
+def study_lstm_odyssey(
+    output: Output = Path("studies/lstm-odyssey"),
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes; each uses one core.")] = 2,
+    quick: Annotated[bool, typer.Option("--quick", help="Use tiny cells and few steps, to try it out.")] = False,
+) -> None:
+    """Compare the LSTM with peepholes and its eight variants."""
+    from regard.studies.lstm_odyssey import study
+
+    print_table(study(output, jobs, quick))
+
+
 TRANSLATION_STUDIES = {
     "sentence-length": "Measure BLEU by sentence length: context vector, attention, Transformer.",
     "translation-cost": "Measure BLEU against training FLOPs: the systems of Table 2.",

@@ -8,8 +8,8 @@
     h = o * tanh(c)
 
 A vector p (a peephole) lets a gate read the state of its own cell. The rows of W, U and b are those of the gates that a
-variant has, in the order i f g o; `peephole` holds the vectors of i, f and o in this order. With norm there is a LayerNorm on
-W x, on each product with U, and on c before its tanh.
+variant has, in the order i f g o; `peephole` holds the vectors of i, f and o in this order. With norm there is a LayerNorm
+on W x, on each product with U, and on c before its tanh.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`regard study cell-search`: a search for recurrent cells by mutation (Jozefowicz et al. 2015), at a small scale.
 
-A pool of cells starts with the GRU and the LSTM. In each round some cells of the pool are mutated, and some are tested again with
-another seed. A new cell must first learn to repeat four symbols. Then it is scored: the least, over four tasks, of its accuracy
-divided by that of the GRU, with the better of two learning rates and equal numbers of parameters. The best cells are tested with
-new seeds, and the winner is compared with the GRU once more, on seeds and on one task that took no part in the search.
+A pool of cells starts with the GRU and the LSTM. In each round some cells of the pool are mutated, and some are tested again
+with another seed. A new cell must first learn to repeat four symbols. Its score is the least, over four tasks, of its accuracy
+divided by that of the GRU, with the better of two learning rates and equal numbers of parameters. The best cells are tested
+with new seeds. The winner is compared with the GRU once more, on seeds and on one task that took no part in the search.
 
 Every evaluation is a file. The cells of a round depend on the results of earlier rounds alone, not on time, so a search that
 was stopped continues where it was, and another machine finds the same cells in the same order.
@@ -19,7 +19,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ GRU, LSTM = (to_text(canonical(parse(text))) for text in (GRU_TEXT, LSTM_TEXT))
 class SearchSizes:
     """Everything that determines the search, apart from its seed, the text and the time."""
 
-    training: TrainingSizes = TrainingSizes()
+    training: TrainingSizes = field(default_factory=TrainingSizes)
     first_steps: int = 150  # of the first task
     first_accuracy: float = 0.5  # that a new cell must reach on it
     lrs: tuple[float, ...] = (0.01, 0.03)
@@ -92,18 +92,19 @@ def evaluate(job: CellJob) -> None:
     """Train a cell on the first task, and on the others if it passes; write the accuracies of all learning rates."""
     torch.set_num_threads(1)
     begun, s, cell = time.perf_counter(), job.sizes, Expression.Settings(job.graph)
+    width = choose_width("expression", cell, s.training)
     trials = [Trial(FIRST_TASK, lr, job.seed) for lr in s.lrs]
-    first = max(train_stacked("expression", cell, trials, dataclasses.replace(s.training, steps=s.first_steps)))
+    first = max(train_stacked("expression", cell, width, trials, dataclasses.replace(s.training, steps=s.first_steps)))
     accuracies: dict[str, list[float]] = {}
     if first >= s.first_accuracy:
         trials = [Trial(task, lr, job.seed) for task in job.tasks for lr in s.lrs]
-        found = train_stacked("expression", cell, trials, s.training, job.data)
+        found = train_stacked("expression", cell, width, trials, s.training, job.data)
         accuracies = {task: found[i * len(s.lrs) : (i + 1) * len(s.lrs)] for i, task in enumerate(job.tasks)}
     result = {
         "of": job.identity(),
         "first": first,
         "accuracies": accuracies,
-        "width": choose_width("expression", cell, s.training),
+        "width": width,
         "seconds": time.perf_counter() - begun,
     }
     write_text(job.result, json.dumps(result))
@@ -125,7 +126,7 @@ class Search:
         self.full: list[float] = []  # seconds of evaluations of all tasks
 
     def evaluate(self, wanted: Sequence[tuple[str, int]], tasks: tuple[str, ...]) -> list[dict[str, Any] | None]:
-        """Return the results of cells with seeds, None where an evaluation failed; those that are there are not run again."""
+        """Return the results of cells with seeds, None where an evaluation failed. What is there is not run again."""
         jobs = [CellJob(*pair, tasks, self.sizes, self.data, self.digest, self.folder) for pair in wanted]
         missing = {job.name: job for job in jobs if load_result(job) is None}
         for outcome in self.jobs.run(missing, lambda name: None):

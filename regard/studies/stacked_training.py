@@ -1,8 +1,8 @@
 """The training of many tiny recurrent models at once: several tasks, learning rates and seeds of one cell in one batch.
 
 A model is an embedding, one recurrent layer and an output layer. On a CPU the time of such a model is that of starting
-operations, not that of arithmetic, so K models that differ in their numbers alone cost little more than one. Their parameters
-are one tensor (K, P); `torch.vmap` runs the cell on all of them, and Adam has a learning rate for each.
+operations, not that of arithmetic, so K models that differ in their numbers alone cost little more than one. Their
+parameters are one tensor (K, P); `torch.vmap` runs the cell on all of them, and Adam has a learning rate for each.
 """
 
 from __future__ import annotations
@@ -86,10 +86,9 @@ def choose_width(cell: str, settings: Any, sizes: TrainingSizes) -> int:
 
 
 def train_stacked(
-    cell: str, settings: Any, trials: Sequence[Trial], sizes: TrainingSizes, data: Path | None = None
+    cell: str, settings: Any, width: int, trials: Sequence[Trial], sizes: TrainingSizes, data: Path | None = None
 ) -> list[float]:
     """Train a model for each trial, all at once, and return their accuracies on test examples; 0 where it diverged."""
-    width = choose_width(cell, settings, sizes)
     model = TinyModel(cell, settings, width, sizes.embedding)
     shapes = {name: p.shape for name, p in model.named_parameters()}
     rows = []
