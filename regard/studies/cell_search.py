@@ -1,9 +1,10 @@
 """`regard study cell-search`: a search for recurrent cells by mutation (Jozefowicz et al. 2015), at a small scale.
 
 A pool of cells starts with the GRU and the LSTM. In each round some cells of the pool are mutated, and some are tested again
-with another seed. A new cell must first learn to repeat four symbols. Its score is the least, over four tasks, of its accuracy
-divided by that of the GRU, with the better of two learning rates and equal numbers of parameters. The best cells are tested
-with new seeds. The winner is compared with the GRU once more, on seeds and on one task that took no part in the search.
+with another seed. A new cell must first learn to repeat four symbols. Its score is the least, over four tasks, of its
+accuracy divided by that of the GRU, with the better of two learning rates and equal numbers of parameters. The best cells
+are tested with new seeds. The winner is compared with the GRU once more, on seeds and on one task that took no part in the
+search.
 
 Every evaluation is a file. The cells of a round depend on the results of earlier rounds alone, not on time, so a search that
 was stopped continues where it was, and another machine finds the same cells in the same order.

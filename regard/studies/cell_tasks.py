@@ -29,7 +29,7 @@ from regard.data.parallel_corpus import read_lines
 from regard.errors import RegardError
 
 VOCABULARY = 48
-LENGTH = 24  # T
+LENGTH = 16  # T
 PAD = 0
 LETTERS = "0123456789+=;abcdef<>/|"  # id 1 and on
 FIRST_SCORED = 4  # of a text

@@ -1,8 +1,8 @@
 """`regard study lstm-odyssey`: the LSTM with peepholes against its eight variants (Greff et al. 2017), at a small scale.
 
-Each variant changes one thing (layers/lstm_variants.py). All have the same width and are trained on three tasks with the same
-seeds, each with the better of two learning rates. A variant differs from the vanilla LSTM on a task if the exact Mann-Whitney
-test of their accuracies says so at the 5% level.
+Each variant changes one thing (layers/lstm_variants.py). All have the same width and are trained on three tasks with the
+same seeds, each with the better of two learning rates. A variant differs from the vanilla LSTM on a task if the exact
+Mann-Whitney test of their accuracies says so at the 5% level.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ def format_table(results: dict[str, Any]) -> str:
     note = (
         f"Median accuracy of {s['seeds']} seeds, each with the better of the learning rates "
         f"{' and '.join(f'{lr:g}' for lr in s['lrs'])}; cells of width {s['training']['width']}, "
-        f"{s['training']['steps']:,} steps. Bold: differs from vanilla, p < {LEVEL:g} in the exact Mann-Whitney test, without "
-        f"a correction for {len(p) * len(TASKS)} tests, of which one or two differ by chance. CPU, torch {where['torch']}, "
-        f"{where['date'][:10]}, {results['seconds'] / 60:.0f} minutes of one core in all."
+        f"{s['training']['steps']:,} steps. Bold: differs from vanilla, p < {LEVEL:g} in the exact Mann-Whitney test; of "
+        f"{len(p) * len(TASKS)} such tests about one finds a difference by chance. CPU, torch {where['torch']}, "
+        f"{where['date'][:10]}, {results['seconds'] / 60:.0f} minutes of one process in all."
     )
     return f"{table}\n\n{note}\n\n```\n{where['command']}\n```\n"
 

@@ -33,7 +33,7 @@ class TrainingSizes:
 
     width: int = 32  # of the state of a GRU; other cells get the width that makes the parameters as many
     embedding: int = 24
-    steps: int = 250
+    steps: int = 200
     batch: int = 32
     training_examples: int = 8192
     test_examples: int = 512
