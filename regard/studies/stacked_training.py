@@ -8,8 +8,10 @@ parameters are one tensor (K, P); `torch.vmap` runs the cell on all of them, and
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,10 @@ def count_parameters(cell: str, settings: Any, width: int, embedding: int) -> in
 def choose_width(cell: str, settings: Any, sizes: TrainingSizes) -> int:
     """Return the width with which a cell's model has as many parameters as that of a GRU, as nearly as possible."""
     target = count_parameters("gru", None, sizes.width, sizes.embedding)
-    counts = {n: count_parameters(cell, settings, n, sizes.embedding) for n in range(4, 3 * sizes.width)}
-    return min(counts, key=lambda n: abs(counts[n] - target))
+    count = partial(count_parameters, cell, settings, embedding=sizes.embedding)
+    widths = range(1, 10 * sizes.width)  # the wider, the more parameters
+    above = bisect_left(widths, target, key=lambda n: count(width=n))
+    return min(widths[max(above - 1, 0) : above + 1], key=lambda n: abs(count(width=n) - target))
 
 
 def train_stacked(
