@@ -30,7 +30,11 @@ MUT2 = "z = sigmoid(W(x) + U(h)); r = sigmoid(x + U(h)); h = tanh(U(r * h) + W(x
 MUT3 = "r = sigmoid(W(x) + U(h)); z = sigmoid(W(x) + U(tanh(h))); h = tanh(U(r * h) + W(x)) * z + h * (1 - z)"
 STRANGE = "a = relu(W(x, -1) - 0.9 * x) * U(c, 0.9); c = identity(h) - U(a, 1); h = tanh(c * c - (a - h)) + U(a)"
 NO_PRODUCT_WITH_H = "c = tanh(W(x) + U(c)); h = tanh(U(c) + h)"
-TEXTS = {"gru": GRU_TEXT, "lstm": LSTM_TEXT, "gru-cho": CHO, "rnn": "h = tanh(W(x) + U(h))", "mut3": MUT3}
+NAS = (
+    "c = tanh(tanh(sigmoid(W(x) + U(h)) * relu(W(x) + U(h))) + c) * tanh(sigmoid(W(x) + U(h)) + relu(W(x) * U(h))); "
+    "h = tanh(c * tanh(tanh(tanh(W(x) + U(h)) * sigmoid(W(x) + U(h))) + sigmoid(tanh(W(x) + U(h)) + sigmoid(W(x) + U(h)))))"
+)
+TEXTS = {"gru": GRU_TEXT, "lstm": LSTM_TEXT, "gru-cho": CHO, "rnn": "h = tanh(W(x) + U(h))", "mut3": MUT3, "nas": NAS}
 
 
 def made(kind: str, d_in: int, width: int, text: str = "", **more: Any) -> Recurrent:

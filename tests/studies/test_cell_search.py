@@ -22,11 +22,12 @@ from regard.config.registry import PARTS
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.layers.expression_cell import GRU_TEXT, Expression, parse, to_text
+from regard.look.cell_figure import add_ends, draw_cell, place_nodes
 from regard.models.initialization import initialize
 from regard.studies import cell_search, job_pool, stacked_training
 from regard.studies.cell_mutation import is_sensible, mutate
 from regard.studies.cell_search import GRU, LSTM, QUICK, Search, evaluate, study
-from regard.studies.cell_search_report import compare, format_table, judge, place_nodes
+from regard.studies.cell_search_report import compare, format_table, judge
 from regard.studies.cell_tasks import LENGTH, LETTERS, PAD, TASKS, VOCABULARY, make_examples
 from regard.studies.stacked_training import Adam, TinyModel, TrainingSizes, Trial, choose_width, train_stacked
 
@@ -211,9 +212,10 @@ def test_a_search_that_was_stopped_finds_what_one_without_a_stop_does(
                 raise KeyboardInterrupt
             yield outcome
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(job_pool.JobPool, "run", stop_at_ten)
-        study(tmp_path / "parts", quick=True)
+        with pytest.raises(KeyboardInterrupt):
+            study(tmp_path / "parts", quick=True)
     assert len([*(tmp_path / "parts" / "evaluations").glob("*.json")]) == 10
     done: list[str] = []
     monkeypatch.setattr(cell_search, "evaluate", lambda job: done.append(job.name) or evaluate(job))
@@ -271,9 +273,8 @@ def test_the_committed_numbers_belong_to_the_committed_report() -> None:
 
 
 def test_a_graph_is_drawn_from_left_to_right() -> None:
-    from regard.studies.cell_search_report import add_ends
-
     nodes, edges = add_ends(parse(LSTM))
     places = place_nodes(nodes, edges)
     assert all(places[before][0] < places[after][0] for before, after, _ in edges)
     assert len({*places}) == len(places)
+    assert len(draw_cell(LSTM, "LSTM").axes[0].texts) == len(nodes) + len(edges)
