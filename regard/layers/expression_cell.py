@@ -197,10 +197,10 @@ class Parser:
                 raise self.fault(statement, "only names can be assigned")
             found = [self.expression(each) for each in values]
             for each, i in zip(targets, found, strict=True):
-                if each.id in ("x", "W", "U", *FUNCTIONS):  # type: ignore[attr-defined]
-                    raise self.fault(statement, f"{each.id} cannot be assigned")  # type: ignore[attr-defined]
-                self.names[each.id] = i  # type: ignore[attr-defined]
-                self.assigned.add(each.id)  # type: ignore[attr-defined]
+                if each.id in ("x", "W", "U", *FUNCTIONS):
+                    raise self.fault(statement, f"{each.id} cannot be assigned")
+                self.names[each.id] = i
+                self.assigned.add(each.id)
         if "h" not in self.assigned:
             raise RegardError("model.expression.graph assigns no new state: its last statement should be h = ...")
         return make_graph(self.nodes, [self.names[state] for state in STATES if state in self.assigned])

@@ -118,7 +118,7 @@ class PeepholeLSTM(Cell):
             for name, part in zip("ifo", self.recurrent_product(k, gate, weight, offset).chunk(3, -1), strict=True):
                 sums[name] = sums[name] + part
 
-        def open_gate(name: str, state: Tensor) -> Tensor | float:
+        def open_gate(name: str, state: Tensor) -> Any:
             """Return a gate that reads `state` by its peephole, or 1 if the variant lacks the gate."""
             if name not in sums:
                 return 1.0

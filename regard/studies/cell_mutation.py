@@ -78,8 +78,8 @@ def change(graph: Graph, rng: random.Random) -> Graph:
             options = [*(FUNCTIONS if node.op in FUNCTIONS else OPERATORS)]
             nodes[i] = replace(node, op=str(another(options, node.op)))
         case "start":
-            options = BIAS_STARTS if node.op == "W" else MATRIX_STARTS
-            nodes[i] = replace(node, number=another(options, node.number))  # type: ignore[arg-type]
+            starts = BIAS_STARTS if node.op == "W" else MATRIX_STARTS
+            nodes[i] = replace(node, number=another(starts, node.number))  # type: ignore[arg-type]
         case "wrap":  # an activation or a linear map between a node and its readers
             op = rng.choice([*FUNCTIONS, "U"])
             redirect(nodes, i, lambda: insert(Node(op, (i,), rng.choice(MATRIX_STARTS) if op == "U" else None)))

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -127,7 +128,9 @@ def train_stacked(
 def load_examples(trials: Sequence[Trial], count: int, seed: int, data: Path | None) -> list[tuple[Tensor, Tensor]]:
     """Return the ids and masks of each trial's task; trials of one task share them."""
     found = {task: make_examples(task, count, seed, data) for task in {trial.task for trial in trials}}
-    used = max(int(each.scored.any(0).nonzero()[0].max()) + 1 for each in found.values())  # later columns score nothing
+    used = max(
+        int(np.flatnonzero(each.scored.any(axis=0))[-1]) + 1 for each in found.values()
+    )  # later columns score nothing
     cut = {task: (each.ids[:, : used + 1], each.scored[:, :used]) for task, each in found.items()}
     tensors = {task: tuple(map(torch.from_numpy, pair)) for task, pair in cut.items()}
     return [tensors[trial.task] for trial in trials]  # type: ignore[misc]
