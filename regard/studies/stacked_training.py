@@ -128,9 +128,8 @@ def train_stacked(
 def load_examples(trials: Sequence[Trial], count: int, seed: int, data: Path | None) -> list[tuple[Tensor, Tensor]]:
     """Return the ids and masks of each trial's task; trials of one task share them."""
     found = {task: make_examples(task, count, seed, data) for task in {trial.task for trial in trials}}
-    used = max(
-        int(np.flatnonzero(each.scored.any(axis=0))[-1]) + 1 for each in found.values()
-    )  # later columns score nothing
+    last = max(np.flatnonzero(each.scored.any(axis=0))[-1] for each in found.values())
+    used = int(last) + 1  # columns after it score nothing
     cut = {task: (each.ids[:, : used + 1], each.scored[:, :used]) for task, each in found.items()}
     tensors = {task: tuple(map(torch.from_numpy, pair)) for task, pair in cut.items()}
     return [tensors[trial.task] for trial in trials]  # type: ignore[misc]
