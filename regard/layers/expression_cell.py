@@ -53,7 +53,7 @@ NEAR_IDENTITY = 0.1  # standard deviation, times sqrt(H), of the numbers that U(
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """A node of a graph: x, h, c, a number, W, U, a function or an operator."""
 
     op: str
@@ -62,10 +62,10 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph:
+class CellGraph:
     """A cell as a graph: its nodes, each after its arguments, and the nodes that are the new h and, if there is one, c."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     outputs: tuple[int, ...]
 
     @cached_property
@@ -121,13 +121,13 @@ class Graph:
         return [values[i] for i in self.outputs], [values[read] for read, _ in self.products[1:]]
 
 
-def make_graph(nodes: Sequence[Node], outputs: Sequence[int]) -> Graph:
+def make_graph(nodes: Sequence[GraphNode], outputs: Sequence[int]) -> CellGraph:
     """Return a graph without nodes that nothing reads, and with one node for each of x, h, c and each number.
 
     Refuse what is no cell."""
-    order: list[Node] = []
+    order: list[GraphNode] = []
     places: dict[int, int] = {}
-    leaves: dict[Node, int] = {}
+    leaves: dict[GraphNode, int] = {}
     needed = set(outputs)
     for i in reversed(range(len(nodes))):
         if i in needed:
@@ -140,12 +140,12 @@ def make_graph(nodes: Sequence[Node], outputs: Sequence[int]) -> Graph:
         places[i] = len(order)
         leaves[node] = len(order)
         order.append(node)
-    graph = Graph(tuple(order), tuple(places[i] for i in outputs))
+    graph = CellGraph(tuple(order), tuple(places[i] for i in outputs))
     check_graph(graph)
     return graph
 
 
-def check_graph(graph: Graph) -> None:
+def check_graph(graph: CellGraph) -> None:
     """Raise a RegardError where a graph is no cell."""
     nodes = graph.nodes
     faults = {
@@ -168,24 +168,24 @@ def check_graph(graph: Graph) -> None:
 
 
 @lru_cache(maxsize=256)
-def parse(text: str) -> Graph:
+def parse(text: str) -> CellGraph:
     """Return the graph of a text."""
     try:
         statements = ast.parse(text.strip()).body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise RegardError(f"model.expression.graph is no list of assignments: {error}") from None
-    return Parser().read(statements)
+    return GraphParser().read(statements)
 
 
-class Parser:
+class GraphParser:
     """The nodes that were read so far, and what each name stands for."""
 
     def __init__(self) -> None:
-        self.nodes = [Node("x"), *(Node(state) for state in STATES)]
+        self.nodes = [GraphNode("x"), *(GraphNode(state) for state in STATES)]
         self.names = {node.op: i for i, node in enumerate(self.nodes)}
         self.assigned: set[str] = set()
 
-    def read(self, statements: Sequence[ast.stmt]) -> Graph:
+    def read(self, statements: Sequence[ast.stmt]) -> CellGraph:
         for statement in statements:
             if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
                 raise self.fault(statement, 'every statement must be an assignment such as "h = tanh(W(x) + U(h))"')
@@ -208,7 +208,7 @@ class Parser:
     def add(self, *node: Any) -> int:
         if len(self.nodes) > 4 * MOST_NODES:
             raise RegardError(f"model.expression.graph has more than {MOST_NODES} nodes")
-        self.nodes.append(Node(*node))
+        self.nodes.append(GraphNode(*node))
         return len(self.nodes) - 1
 
     def expression(self, e: ast.expr) -> int:
@@ -244,21 +244,21 @@ class Parser:
         return RegardError(f'model.expression.graph cannot read "{ast.unparse(where)}": {what}')
 
 
-def to_text(graph: Graph) -> str:
+def to_text(graph: CellGraph) -> str:
     """Return the text of a graph; nodes that are read several times get names v1, v2, ..."""
-    lines, outputs = Writer(graph).write()
+    lines, outputs = GraphWriter(graph).write()
     return "; ".join([*lines, f"{', '.join(STATES[: len(outputs)])} = {', '.join(outputs)}"])
 
 
-def canonical(graph: Graph) -> Graph:
+def canonical(graph: CellGraph) -> CellGraph:
     """Return a graph whose order of nodes is that of its text."""
     return parse(to_text(graph))
 
 
-class Writer:
+class GraphWriter:
     """Writes a graph as assignments: those of the text, or statements of `forward` in Python."""
 
-    def __init__(self, graph: Graph, python: bool = False) -> None:
+    def __init__(self, graph: CellGraph, python: bool = False) -> None:
         self.graph, self.python = graph, python
         self.count = [0] * len(graph.nodes)  # how often each node is read
         for i in (*graph.outputs, *(arg for node in graph.nodes for arg in node.args)):
@@ -284,7 +284,7 @@ class Writer:
             self.texts[i] = text, strength
         return self.lines, [self.texts[i][0] for i in self.graph.outputs]
 
-    def express(self, node: Node) -> tuple[str, int]:
+    def express(self, node: GraphNode) -> tuple[str, int]:
         args = [self.texts[arg] for arg in node.args]
         if node.op == "number":
             assert node.number is not None
@@ -326,9 +326,9 @@ def format_number(number: float) -> str:
 # ---- Python ------------------------------------------------------------------------------------------------------------
 
 
-def to_python(graph: Graph, name: str = "found", note: str = "A recurrent cell, printed by Regard.") -> str:
+def to_python(graph: CellGraph, name: str = "found", note: str = "A recurrent cell, printed by Regard.") -> str:
     """Return a module that registers the cell `name`, which computes what the graph does with the same parameters."""
-    shape, writer = graph.shape, Writer(graph, python=True)
+    shape, writer = graph.shape, GraphWriter(graph, python=True)
     direct = [i for i, node in enumerate(graph.nodes) if node.op == "x"]
     writer.split("x", 1, [*graph.input_products, *direct], "x")
     lines, outputs = writer.write()
@@ -361,7 +361,7 @@ def indent(lines: Sequence[str]) -> str:
     return "\n".join(f"        {line}" for line in lines)
 
 
-def write_initial_values(graph: Graph) -> list[str]:
+def write_initial_values(graph: CellGraph) -> list[str]:
     """Return the statements of `init_weights` for the numbers that W(x, a) and U(v, a) name."""
     biases, near = graph_starts(graph)
     lines = [f"self.bias.view({graph.shape.gates}, -1)[{k}] = {a!r}" for k, a in biases.items()]
@@ -375,7 +375,7 @@ def write_initial_values(graph: Graph) -> list[str]:
     ]
 
 
-def graph_starts(graph: Graph) -> tuple[dict[int, float], dict[int, float]]:
+def graph_starts(graph: CellGraph) -> tuple[dict[int, float], dict[int, float]]:
     """Return the numbers that biases start at, and those of matrices near the identity, by their places."""
     rows = [i for _, nodes in graph.products for i in nodes]
     found = ({k: graph.nodes[i].number for k, i in enumerate(nodes)} for nodes in (graph.input_products, rows))

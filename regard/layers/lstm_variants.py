@@ -27,7 +27,7 @@ GATES = ("i", "f", "g", "o")
 
 
 @dataclass(frozen=True)
-class Variant:
+class LSTMVariant:
     """One of the LSTMs that Greff et al. (2017) compared."""
 
     short: str  # its name in the paper
@@ -49,15 +49,15 @@ class Variant:
 
 
 VARIANTS = {
-    "vanilla": Variant("V"),
-    "no-input-gate": Variant("NIG", without="i"),
-    "no-forget-gate": Variant("NFG", without="f"),
-    "no-output-gate": Variant("NOG", without="o"),
-    "no-input-activation": Variant("NIAF", squashes_input=False),
-    "no-output-activation": Variant("NOAF", squashes_output=False),
-    "coupled": Variant("CIFG", without="f", coupled=True),
-    "no-peepholes": Variant("NP", peepholes=False),
-    "gate-recurrence": Variant("FGR", gate_recurrence=True),
+    "vanilla": LSTMVariant("V"),
+    "no-input-gate": LSTMVariant("NIG", without="i"),
+    "no-forget-gate": LSTMVariant("NFG", without="f"),
+    "no-output-gate": LSTMVariant("NOG", without="o"),
+    "no-input-activation": LSTMVariant("NIAF", squashes_input=False),
+    "no-output-activation": LSTMVariant("NOAF", squashes_output=False),
+    "coupled": LSTMVariant("CIFG", without="f", coupled=True),
+    "no-peepholes": LSTMVariant("NP", peepholes=False),
+    "gate-recurrence": LSTMVariant("FGR", gate_recurrence=True),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from regard.layers.expression_cell import Graph, Node, parse
+from regard.layers.expression_cell import CellGraph, GraphNode, parse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def draw_cell(text: str, title: str = "") -> Figure:
     return figure
 
 
-def paint_graph(axes: Any, graph: Graph) -> None:
+def paint_graph(axes: Any, graph: CellGraph) -> None:
     """Draw a cell from left to right: the input and the old state, its nodes by depth, and the new state."""
     nodes, edges = add_ends(graph)
     places = place_nodes(nodes, edges)
@@ -43,7 +43,7 @@ def paint_graph(axes: Any, graph: Graph) -> None:
     axes.axis("off")
 
 
-def label(node: Node) -> str:
+def label(node: GraphNode) -> str:
     """Return what is written into a node."""
     if node.op == "number":
         return f"{node.number:g}"
@@ -53,11 +53,11 @@ def label(node: Node) -> str:
     return {"W": f"W x + b{start}", "U": f"U{start}"}.get(node.op, SYMBOLS.get(node.op, node.op))
 
 
-def add_ends(graph: Graph) -> tuple[list[Node], list[tuple[int, int, float]]]:
+def add_ends(graph: CellGraph) -> tuple[list[GraphNode], list[tuple[int, int, float]]]:
     """Return the nodes with x in front of every W(x) and with a node for each new state, and the edges between them."""
     nodes = list(graph.nodes)
     if not graph.adds_input:
-        nodes.append(Node("x"))
+        nodes.append(GraphNode("x"))
     x = next(i for i, node in enumerate(nodes) if node.op == "x")
     edges = []
     for i, node in enumerate(graph.nodes):
@@ -65,12 +65,12 @@ def add_ends(graph: Graph) -> tuple[list[Node], list[tuple[int, int, float]]]:
         same = len(args) == 2 and args[0] == args[1]
         edges += [(arg, i, 0.15 * (2 * k - 1) if same else 0.0) for k, arg in enumerate(args)]
     for k, i in enumerate(graph.outputs):
-        nodes.append(Node("new", (i,), float(k)))
+        nodes.append(GraphNode("new", (i,), float(k)))
         edges.append((i, len(nodes) - 1, 0.0))
     return nodes, edges
 
 
-def place_nodes(nodes: list[Node], edges: list[tuple[int, int, float]]) -> list[tuple[float, float]]:
+def place_nodes(nodes: list[GraphNode], edges: list[tuple[int, int, float]]) -> list[tuple[float, float]]:
     """Return where to draw each node: columns by depth, and in a column near the nodes that it is connected with."""
     depth = [0] * len(nodes)
     for _ in nodes:

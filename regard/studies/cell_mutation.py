@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from regard.errors import RegardError
-from regard.layers.expression_cell import FUNCTIONS, OPERATORS, Graph, Node, canonical, make_graph, to_text
+from regard.layers.expression_cell import FUNCTIONS, OPERATORS, CellGraph, GraphNode, canonical, make_graph, to_text
 
 MOST_CHANGES = 3  # of one mutation
 LARGEST = 40  # nodes of a mutated cell
@@ -21,7 +21,7 @@ MATRIX_STARTS = (None, 0.9, 1.0, 1.1)  # a in U(v, a)
 ATTEMPTS = 1000
 
 
-def mutate(graph: Graph, rng: random.Random) -> Graph:
+def mutate(graph: CellGraph, rng: random.Random) -> CellGraph:
     """Return a cell that one to three random changes turn a cell into; it differs from the cell and reads all it needs."""
     before = to_text(graph)
     for _ in range(ATTEMPTS):
@@ -37,7 +37,7 @@ def mutate(graph: Graph, rng: random.Random) -> Graph:
     raise RegardError(f"no change of this cell is a cell: {before}")
 
 
-def is_sensible(graph: Graph) -> bool:
+def is_sensible(graph: CellGraph) -> bool:
     """Return whether a cell is small enough, its new h depends on every old state, and every new state on the input."""
     needs: list[set[str]] = []  # of each node, the leaves that it depends on
     for node in graph.nodes:
@@ -53,13 +53,13 @@ def is_sensible(graph: Graph) -> bool:
     )
 
 
-def change(graph: Graph, rng: random.Random) -> Graph:
+def change(graph: CellGraph, rng: random.Random) -> CellGraph:
     """Return a graph with one random change."""
     nodes = list(graph.nodes)
     i = rng.choice([i for i, node in enumerate(nodes) if node.op not in ("x", "h", "c")])
     node, earlier = nodes[i], range(i)
 
-    def insert(new: Node) -> int:
+    def insert(new: GraphNode) -> int:
         nodes.append(new)
         return len(nodes) - 1
 
@@ -82,15 +82,17 @@ def change(graph: Graph, rng: random.Random) -> Graph:
             nodes[i] = replace(node, number=another(starts, node.number))  # type: ignore[arg-type]
         case "wrap":  # an activation or a linear map between a node and its readers
             op = rng.choice([*FUNCTIONS, "U"])
-            redirect(nodes, i, lambda: insert(Node(op, (i,), rng.choice(MATRIX_STARTS) if op == "U" else None)))
+            redirect(nodes, i, lambda: insert(GraphNode(op, (i,), rng.choice(MATRIX_STARTS) if op == "U" else None)))
         case "join":  # an operator with an earlier node, a number or the input
             kind = rng.choice(["earlier", "number", "W", "x"])
             if kind == "earlier" and earlier:
                 other = rng.choice(earlier)
             else:
-                other = insert(Node("number", (), 1.0) if kind == "number" else Node("x" if kind == "x" else "W"))
+                other = insert(
+                    GraphNode("number", (), 1.0) if kind == "number" else GraphNode("x" if kind == "x" else "W")
+                )
             pair = (i, other) if rng.random() < 0.5 else (other, i)
-            redirect(nodes, i, lambda: insert(Node(rng.choice([*OPERATORS]), pair)))
+            redirect(nodes, i, lambda: insert(GraphNode(rng.choice([*OPERATORS]), pair)))
         case "drop":  # its readers read one of its arguments instead
             arg = rng.choice(node.args)
             outputs = tuple(arg if out == i else out for out in graph.outputs)
@@ -106,7 +108,7 @@ def change(graph: Graph, rng: random.Random) -> Graph:
     return make_graph(*in_order(nodes, outputs))
 
 
-def redirect(nodes: list[Node], i: int, insert: object) -> None:
+def redirect(nodes: list[GraphNode], i: int, insert: object) -> None:
     """Let all readers of node i read the node that `insert` adds instead."""
     count = len(nodes)
     new = insert()  # type: ignore[operator]
@@ -115,9 +117,9 @@ def redirect(nodes: list[Node], i: int, insert: object) -> None:
             nodes[k] = replace(nodes[k], args=tuple(new if arg == i else arg for arg in nodes[k].args))
 
 
-def in_order(nodes: Sequence[Node], outputs: Sequence[int]) -> tuple[list[Node], list[int]]:
+def in_order(nodes: Sequence[GraphNode], outputs: Sequence[int]) -> tuple[list[GraphNode], list[int]]:
     """Return the nodes that the outputs need, each after its arguments, and the new places of the outputs."""
-    order: list[Node] = []
+    order: list[GraphNode] = []
     places: dict[int, int] = {}
 
     def visit(i: int) -> None:

@@ -111,7 +111,7 @@ def evaluate(job: CellJob) -> None:
     write_text(job.result, json.dumps(result))
 
 
-class Search:
+class CellSearch:
     """The pool, and the results that it follows from."""
 
     def __init__(
@@ -179,7 +179,7 @@ class Search:
         return wanted
 
     def run(self, minutes: float) -> None:
-        """Search until only the time for the final tests is left."""
+        """CellSearch until only the time for the final tests is left."""
         seeds = range(self.sizes.seeds)
         self.add([(GRU, seed) for seed in seeds])
         if GRU in self.refused:
@@ -238,7 +238,7 @@ def study(
     """Write table.md, results.json, cell-search.png, found_cell.py and found-cell.toml into `out`, and return it."""
     sizes = QUICK if quick else SearchSizes()
     with JobPool(evaluate, jobs) as pool:
-        search = Search(pool, sizes, seed, data, out / "evaluations", jobs)
+        search = CellSearch(pool, sizes, seed, data, out / "evaluations", jobs)
         search.run(minutes)
         best = search.finish()
         accuracies = search.compare(best)

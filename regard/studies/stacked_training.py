@@ -110,7 +110,7 @@ def train_stacked(
     run = torch.vmap(lambda numbers, ids: functional_call(model, split(numbers), (ids,)))
     training = load_examples(trials, sizes.training_examples, TRAINING_SEED, data)
     generators = {trial.seed: torch.Generator().manual_seed(trial.seed) for trial in trials}
-    adam, lrs = Adam(flat), torch.tensor([trial.lr for trial in trials])[:, None]
+    adam, lrs = StackedAdam(flat), torch.tensor([trial.lr for trial in trials])[:, None]
     for step in range(sizes.steps):
         drawn = {s: torch.randint(sizes.training_examples, (sizes.batch,), generator=g) for s, g in generators.items()}
         picked = [
@@ -149,7 +149,7 @@ def measure_accuracy(
     return torch.where(finite, right / scored.sum((1, 2)), 0.0).tolist()
 
 
-class Adam:
+class StackedAdam:
     """Adam on a tensor (K, P) whose rows are models, with gradients clipped row by row."""
 
     def __init__(self, values: Tensor) -> None:

@@ -26,10 +26,10 @@ from regard.look.cell_figure import add_ends, draw_cell, place_nodes
 from regard.models.initialization import initialize
 from regard.studies import cell_search, job_pool, stacked_training
 from regard.studies.cell_mutation import is_sensible, mutate
-from regard.studies.cell_search import GRU, LSTM, QUICK, Search, evaluate, study
+from regard.studies.cell_search import GRU, LSTM, QUICK, CellSearch, evaluate, study
 from regard.studies.cell_search_report import compare, format_table, judge
 from regard.studies.cell_tasks import LENGTH, LETTERS, PAD, TASKS, VOCABULARY, make_examples
-from regard.studies.stacked_training import Adam, TinyModel, TrainingSizes, Trial, choose_width, train_stacked
+from regard.studies.stacked_training import StackedAdam, TinyModel, TrainingSizes, Trial, choose_width, train_stacked
 
 
 def letters(row: np.ndarray) -> str:
@@ -151,7 +151,7 @@ def test_steps_of_a_stacked_model_are_those_of_torch(monkeypatch: pytest.MonkeyP
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])[None].double()
     model = model.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02, eps=1e-14)
-    mine = Adam(flat.clone())
+    mine = StackedAdam(flat.clone())
     ids = torch.from_numpy(make_examples("memory", 8, 0).ids)
     for _ in range(4):
         optimizer.zero_grad()
@@ -245,7 +245,7 @@ def test_the_command_writes_everything(tmp_path: Path, small: None, monkeypatch:
 
 
 def test_the_score_is_the_worst_task_in_units_of_the_gru(tmp_path: Path) -> None:
-    search = Search(job_pool.JobPool(evaluate, 1), QUICK, 0, None, tmp_path, 1)
+    search = CellSearch(job_pool.JobPool(evaluate, 1), QUICK, 0, None, tmp_path, 1)
     good = {"memory": 0.5, "arithmetic": 0.5, "brackets": 0.5, "text": 0.5}
     search.found = {GRU: [good], "a": [good | {"text": 0.4}, good | {"text": 0.5}], "b": [good | {"memory": 0.6}]}
     assert search.score("a") == pytest.approx(0.9)
