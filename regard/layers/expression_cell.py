@@ -255,6 +255,16 @@ def canonical(graph: CellGraph) -> CellGraph:
     return parse(to_text(graph))
 
 
+def simplify(graph: CellGraph) -> CellGraph:
+    """Return the same cell without products with 1, which mutations leave behind."""
+    kept: dict[int, int] = {}
+    for i, node in enumerate(graph.nodes):
+        others = [arg for arg in node.args if graph.nodes[arg] != GraphNode("number", (), 1.0)]
+        kept[i] = kept[others[0]] if node.op == "*" and len(others) == 1 else i
+    nodes = [replace(node, args=tuple(kept[arg] for arg in node.args)) for node in graph.nodes]
+    return canonical(make_graph(nodes, [kept[i] for i in graph.outputs]))
+
+
 class GraphWriter:
     """Writes a graph as assignments: those of the text, or statements of `forward` in Python."""
 

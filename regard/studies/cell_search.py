@@ -28,7 +28,16 @@ import torch
 
 from regard.errors import RegardError
 from regard.files import write_text
-from regard.layers.expression_cell import GRU_TEXT, LSTM_TEXT, Expression, canonical, parse, to_python, to_text
+from regard.layers.expression_cell import (
+    GRU_TEXT,
+    LSTM_TEXT,
+    Expression,
+    canonical,
+    parse,
+    simplify,
+    to_python,
+    to_text,
+)
 from regard.studies.cell_mutation import mutate
 from regard.studies.cell_search_report import draw_search, format_table, write_recipe
 from regard.studies.cell_tasks import read_text
@@ -179,7 +188,7 @@ class CellSearch:
         return wanted
 
     def run(self, minutes: float) -> None:
-        """CellSearch until only the time for the final tests is left."""
+        """Search until only the time for the final tests is left."""
         seeds = range(self.sizes.seeds)
         self.add([(GRU, seed) for seed in seeds])
         if GRU in self.refused:
@@ -242,6 +251,7 @@ def study(
         search.run(minutes)
         best = search.finish()
         accuracies = search.compare(best)
+        ratios, shown = search.ratios(best), to_text(simplify(parse(best)))
     ranking = [text for text in search.ranking() if text not in (GRU, LSTM)][:10]
     width = functools.partial(choose_width, sizes=sizes.training)
     results: dict[str, Any] = {
@@ -254,10 +264,10 @@ def study(
         "scored": len(search.found),
         "evaluations": len(search.history),
         "widths": {
-            name: width("expression", Expression.Settings(text)) for name, text in (("GRU", GRU), ("found", best))
+            name: width("expression", Expression.Settings(text)) for name, text in (("GRU", GRU), ("found", shown))
         },
-        "graph": best,
-        "search_ratios": search.ratios(best),
+        "graph": shown,
+        "search_ratios": ratios,
         "accuracies": accuracies,
         "held_out": HELD_OUT,
         "pool": [{"graph": text, "score": search.score(text), "seeds": len(search.found[text])} for text in ranking],
@@ -265,8 +275,8 @@ def study(
     }
     write_text(out / "results.json", json.dumps(results, indent=1))
     write_text(out / "table.md", format_table(results))
-    write_text(out / "found_cell.py", to_python(parse(best), "found", "A cell that `regard study cell-search` found."))
+    write_text(out / "found_cell.py", to_python(parse(shown), "found", "A cell that `regard study cell-search` found."))
     write_text(out / "text.txt", read_text(data))
-    write_text(out / "found-cell.toml", write_recipe(best))
+    write_text(out / "found-cell.toml", write_recipe(shown))
     draw_search(results, out / "cell-search.png")
     return out

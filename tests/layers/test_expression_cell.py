@@ -18,6 +18,7 @@ from regard.layers.expression_cell import (
     Expression,
     canonical,
     parse,
+    simplify,
     to_python,
     to_text,
 )
@@ -126,6 +127,12 @@ def test_a_text_is_read_as_it_was_written(text: str) -> None:
     x = sample(4)
     ours, theirs = (made("expression", 4, 4, each) for each in (to_text(graph), to_text(canonical(graph))))
     torch.testing.assert_close(ours(x)[0], theirs(x)[0])
+
+
+def test_products_with_one_are_left_out() -> None:
+    graph = parse("z = 1 * sigmoid(W(x) + U(h) * 1); h = z * h + 1 * (1 - z) * tanh(1 * W(x) * 1)")
+    assert to_text(simplify(graph)) == "v1 = sigmoid(W(x) + U(h)); h = v1 * h + (1 - v1) * tanh(W(x))"
+    assert simplify(parse(GRU_TEXT)) == canonical(parse(GRU_TEXT))
 
 
 @pytest.mark.parametrize("text", [STRANGE, NO_PRODUCT_WITH_H, *TEXTS.values()])
