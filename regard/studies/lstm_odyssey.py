@@ -165,7 +165,8 @@ def plot_results(results: dict[str, Any]) -> Any:
 
     best, p = results["accuracies"], results["p"]
     figure = Figure(figsize=(12, 4.6), dpi=130, layout="constrained")
-    figure.suptitle("The LSTM and eight variants: accuracy of five seeds (blue: differs from V)", fontsize=11)
+    title = f"The LSTM and eight variants: accuracy of {results['sizes']['seeds']} seeds (blue: differs from V)"
+    figure.suptitle(title, fontsize=11)
     names = [VARIANTS[variant].short for variant in best]
     for axes, task in zip(figure.subplots(1, len(TASKS)), TASKS, strict=True):
         values = [best[variant][task] for variant in best]
