@@ -138,7 +138,7 @@ def format_table(results: dict[str, Any]) -> str:
     best, p = results["accuracies"], results["p"]
     lines = [["variant", "in the paper", "parameters", *TASKS, "better", "worse"], ["---", "---", *["---:"] * 6]]
     for variant in best:
-        cells, better, worse = [], [], []
+        cells, better, worse = list[str](), list[str](), list[str]()
         for task in TASKS:
             median = statistics.median(best[variant][task])
             differs = variant in p and p[variant][task] < LEVEL
