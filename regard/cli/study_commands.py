@@ -146,6 +146,33 @@ def study_long_range(
     print_table(study(output, data, names, steps, jobs, device, quick))
 
 
+@study_app.command("cell-search")
+def study_cell_search(
+    output: Output = Path("studies/cell-search"),
+    minutes: Annotated[float, typer.Option(min=0, help="Time of the whole search.")] = 30.0,
+    data: Annotated[Path | None, typer.Option(help="A text file; by default the embedded toy corpus.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the search.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes; each uses one core.")] = 2,
+    quick: Annotated[bool, typer.Option("--quick", help="Use tiny cells and few steps, to try it out.")] = False,
+) -> None:
+    """Search for a recurrent cell by mutations of the GRU and the LSTM."""
+    from regard.studies.cell_search import study
+
+    print_table(study(output, minutes, jobs, seed, data, quick))
+
+
+@study_app.command("lstm-odyssey")
+def study_lstm_odyssey(
+    output: Output = Path("studies/lstm-odyssey"),
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes; each uses one core.")] = 2,
+    quick: Annotated[bool, typer.Option("--quick", help="Use tiny cells and few steps, to try it out.")] = False,
+) -> None:
+    """Compare the LSTM with peepholes and its eight variants."""
+    from regard.studies.lstm_odyssey import study
+
+    print_table(study(output, jobs, quick))
+
+
 TRANSLATION_STUDIES = {
     "sentence-length": "Measure BLEU by sentence length: context vector, attention, Transformer.",
     "translation-cost": "Measure BLEU against training FLOPs: the systems of Table 2.",

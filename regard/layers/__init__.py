@@ -22,4 +22,6 @@ from regard.layers import feedforward as feedforward
 from regard.layers import experts as experts
 from regard.layers.mixers import rwkv as rwkv
 from regard.layers import cells as cells
+from regard.layers import lstm_variants as lstm_variants
+from regard.layers import expression_cell as expression_cell
 from regard.layers import recurrent_attention as recurrent_attention

@@ -7,6 +7,9 @@ gru-cho  as gru, but n = tanh(W x + U (r * h) + b): the reset gate acts before t
 mut1     z = s(W x + b);  r = s(W x + U h + b);  n = tanh(U (r * h) + tanh(x) + b);  h = z * n + (1 - z) * h
 mut2     z = s(W x + U h + b);  r = s(x + U h + b);  n = tanh(U (r * h) + W x + b);  h = z * n + (1 - z) * h
 mut3     z = s(W x + U tanh(h) + b);  r = s(W x + U h + b);  n and h as in mut2       (Jozefowicz et al. 2015)
+nas      a_k = W_k x + U_k h + b_k, but a_3 = (W_3 x + b_3) * (U_3 h);  v = tanh(s(a_0) * relu(a_1));
+         c = tanh(v + c) * tanh(s(a_2) + relu(a_3));
+         h = tanh(c * tanh(tanh(tanh(a_4) * s(a_5)) + s(tanh(a_6) + s(a_7))))                    (Zoph & Le 2017)
 
 W is `weight_ih`, U is `weight_hh`, b is `bias`: their rows are those of the gates, in the order i f g o or r z n, without
 gates that an equation does not use. MUT1 and MUT2 add x to vectors as wide as the state; an input of another width is first
@@ -17,7 +20,7 @@ With norm there is a LayerNorm on W x, on each product with U, and on an LSTM's 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +32,16 @@ from regard.layers.part import Part, settings_of
 from regard.layers.stack import to_working_precision
 
 CellState = tuple[Tensor, ...]  # h, and an LSTM's c, each (B, H)
+
+
+class CellShape(NamedTuple):
+    """The numbers of vectors and matrices that a cell has."""
+
+    states: int  # state tensors; the first is h, the output
+    gates: int  # gates of the bias
+    inputs: int  # gates of weight_ih
+    hidden: tuple[int, ...]  # gates of each product with weight_hh
+    adds_input: bool  # adds x itself to a gate
 
 
 class Cell(Part):
@@ -44,20 +57,25 @@ class Cell(Part):
     - the tensors of the state.
 
     It returns the new state, and the inputs of its products with weight_hh other than the first, whose input is h.
+
+    The numbers of states, gates and products are class attributes. A cell whose numbers depend on its settings overrides
+    `shape` instead; its instances have the attributes.
     """
 
     kind = "cell"
-    states = 1  # number of state tensors
-    gates = 1  # gates of the bias
-    inputs = 1  # gates of weight_ih
-    hidden: tuple[int, ...] = (1,)  # gates of each product with weight_hh
-    adds_input = False  # adds x itself to a gate
+    states = 1  # the fields of CellShape
+    gates = 1
+    inputs = 1
+    hidden: tuple[int, ...] = (1,)
+    adds_input = False
+    norms_state = False  # with norm, there is a LayerNorm `cell_norm` on c before its tanh
     hold_gate: tuple[int, float] | None = None  # a gate, and the offset that makes it keep a state of zeros
     fused_op = ""  # torch's operator that runs all steps in one fused kernel
 
     def __init__(self, settings: Any, d_in: int, d_hidden: int, norm: bool = False) -> None:
         """Make the parameters. Unlike parts of a block, a cell gets its sizes as arguments."""
         nn.Module.__init__(self)
+        self.states, self.gates, self.inputs, self.hidden, self.adds_input = self.shape(settings)
         through = self.adds_input and d_in != d_hidden
         self.weight_in = nn.Parameter(torch.empty(d_hidden, d_in)) if through else None
         self.weight_ih = nn.Parameter(torch.empty(self.inputs * d_hidden, d_hidden if through else d_in))
@@ -67,7 +85,12 @@ class Cell(Part):
         self.input_norm = nn.LayerNorm(self.inputs * d_hidden, bias=False) if norm else None
         norms = (nn.LayerNorm(n * d_hidden, bias=False) for n in self.hidden)
         self.hidden_norms = nn.ModuleList(norms) if norm else None
-        self.cell_norm = nn.LayerNorm(d_hidden) if norm and self.states == 2 else None
+        self.cell_norm = nn.LayerNorm(d_hidden) if norm and self.norms_state else None
+
+    @classmethod
+    def shape(cls, settings: Any) -> CellShape:
+        """Return the numbers of states, gates and products of a cell with these settings."""
+        return CellShape(cls.states, cls.gates, cls.inputs, cls.hidden, cls.adds_input)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -102,7 +125,7 @@ class Cell(Part):
     def recurrent_product(self, i: int, x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
         """Return the i-th product with weight_hh, after its norm if there is one."""
         d_hidden = weight.shape[1]  # read from the tensor, so that one compiled step serves all widths
-        y = F.linear(x, self.split_products(weight, 0, d_hidden)[i])
+        y = F.linear(x.to(weight.dtype), self.split_products(weight, 0, d_hidden)[i])  # a state may be in fp32
         if offset is not None:
             y = y + self.split_products(offset, -1, d_hidden)[i]
         return y if self.hidden_norms is None else self.hidden_norms[i](y)
@@ -134,7 +157,7 @@ class LSTM(Cell):
     Without norms and padding, dc_t / dc_{t-1} = f_t, so that the forget gate alone controls how gradients decay.
     """
 
-    states, gates, inputs, hidden = 2, 4, 4, (4,)
+    states, gates, inputs, hidden, norms_state = 2, 4, 4, (4,), True
     hold_gate = 0, -1e4  # input gate i = 0
     fused_op = "lstm"
 
@@ -245,6 +268,34 @@ class MUT3(Cell):
         return (keep_at_padding(real, n * z + h * (1 - z), h),), (squashed.detach(), reset.detach())
 
 
+@register("nas")
+class NAS(Cell):
+    """NASCell, found by neural architecture search with a controller that was trained by reward (Zoph & Le 2017).
+
+    It computes what NASCell of TensorFlow does, whose bias, off by default, would be added to U h instead of W x. That makes
+    a difference in one of the eight gates alone, the one that multiplies W x and U h.
+    """
+
+    states, gates, inputs, hidden = 2, 8, 8, (8,)
+
+    def forward(
+        self, x: Tensor, weight: Tensor, offset: Tensor | None, real: Tensor | None, h: Tensor, c: Tensor
+    ) -> tuple[CellState, CellState]:
+        """Run one step from x (B, 8H), h and c (B, H); return the new state (h, c), and no further inputs of products."""
+        from_x, from_h = x.chunk(8, -1), self.recurrent_product(0, h, weight, offset).chunk(8, -1)
+        a = [u * v if k == 3 else u + v for k, (u, v) in enumerate(zip(from_x, from_h, strict=True))]
+        s, tanh, relu = torch.sigmoid, torch.tanh, torch.relu
+        new = tanh(tanh(s(a[0]) * relu(a[1])) + c) * tanh(s(a[2]) + relu(a[3]))
+        out = tanh(new * tanh(tanh(tanh(a[4]) * s(a[5])) + s(tanh(a[6]) + s(a[7]))))
+        return (keep_at_padding(real, out, h), keep_at_padding(real, new, c)), ()
+
+
 def cell_settings(config: ModelConfig) -> Any:
     """Return the settings of the cell that a configuration names."""
     return settings_of(find("cell", config.cell), config)
+
+
+def cell_shape(config: ModelConfig) -> CellShape:
+    """Return the numbers of states, gates and products of the cell that a configuration names."""
+    kind: type[Cell] = find("cell", config.cell)
+    return kind.shape(settings_of(kind, config))

@@ -4,7 +4,7 @@
 |-----------------|-------------------------------------------------|-----------|
 | lstm, gru       | fused: cuDNN or oneDNN computes all steps       | a scan    |
 | rnn             | fused; a scan where there is padding            | a scan    |
-| gru-cho, mut1-3 | a scan                                          | a scan    |
+| all others      | a scan                                          | a scan    |
 
 A scan is a loop over time steps. The input projection is computed for all steps before the loop, and the gradient of the
 recurrent matrix for all steps after it (`DeferredWeightGrad`), so that a step contains as little as the equations allow.
@@ -49,7 +49,7 @@ PADDING_COLUMNS = 8  # one column marks padding; the others keep rows aligned fo
 class Recurrent(nn.Module):
     """A stack of recurrent layers.
 
-    Its state is a flat tuple with h (B, H) of each layer and direction, followed by c in LSTMs.
+    Its state is a flat tuple with h (B, H) of each layer and direction, each followed by c and whatever else a cell keeps.
     """
 
     def __init__(

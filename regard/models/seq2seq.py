@@ -29,11 +29,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, RecurrentSettings, Seq2SeqSettings
-from regard.config.registry import ALIGNMENT, RECURRENT, find
+from regard.config.registry import ALIGNMENT, RECURRENT
 from regard.errors import RegardError
 from regard.kernels.masks import FULL
 from regard.layers.attention_kernels import AttentionPlan, reference
 from regard.layers.cells import CellState as Hidden
+from regard.layers.cells import cell_shape
 from regard.layers.decoding_state import LENGTH, DecodingState, PerRow, PerSentence, Storage
 from regard.layers.embedding import Embedding, Head
 from regard.layers.recurrent import InterleavedRecurrent, Recurrent, half_projection, make_recurrent
@@ -344,8 +345,7 @@ def ends_backward(config: ModelConfig) -> bool:
 
 def cell_states(config: ModelConfig) -> int:
     """Return how many tensors the state of a cell has."""
-    states: int = find("cell", config.cell).states
-    return states
+    return cell_shape(config).states
 
 
 def uses_attention(config: ModelConfig) -> bool:

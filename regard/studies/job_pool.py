@@ -82,29 +82,45 @@ def try_job(work: Callable[[Any], None], job: Any) -> str | None:
     return None
 
 
+class JobPool:
+    """Processes that stay between several lists of jobs. They end with the `with` block."""
+
+    def __init__(self, work: Callable[[Any], None], at_once: int) -> None:
+        self.work, self.at_once = work, at_once
+        self.idle, self.busy = list[Worker](), list[Worker]()
+
+    def __enter__(self) -> JobPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in (*self.idle, *self.busy):
+            worker.process.terminate()
+            worker.process.join()
+
+    def run(self, jobs: Mapping[str, Any], started: Callable[[str], None]) -> Iterator[Outcome]:
+        """Yield the outcome of each job as it ends; `started` is called with the name of each that starts."""
+        waiting = list(jobs.items())
+        while waiting or self.busy:
+            while waiting and len(self.busy) < self.at_once:
+                name, job = waiting.pop(0)
+                self.busy.append(self.idle.pop() if self.idle else Worker(self.work))
+                self.busy[-1].begin(name, job)
+                started(name)
+            ready = wait([worker.pipe for worker in self.busy])
+            for worker in [worker for worker in self.busy if worker.pipe in ready]:
+                self.busy.remove(worker)
+                outcome = worker.outcome()
+                if outcome.error is None:
+                    self.idle.append(worker)
+                yield outcome
+
+
 def run_jobs(
     work: Callable[[Any], None], jobs: Mapping[str, Any], at_once: int, started: Callable[[str], None]
 ) -> Iterator[Outcome]:
     """Yield the outcome of `work(job)` for each job as it ends; `started` is called with the name of each that starts."""
-    waiting, idle, busy = list(jobs.items()), list[Worker](), list[Worker]()
-    try:
-        while waiting or busy:
-            while waiting and len(busy) < at_once:
-                name, job = waiting.pop(0)
-                busy.append(idle.pop() if idle else Worker(work))
-                busy[-1].begin(name, job)
-                started(name)
-            ready = wait([worker.pipe for worker in busy])
-            for worker in [worker for worker in busy if worker.pipe in ready]:
-                busy.remove(worker)
-                outcome = worker.outcome()
-                if outcome.error is None:
-                    idle.append(worker)
-                yield outcome
-    finally:
-        for worker in (*idle, *busy):
-            worker.process.terminate()
-            worker.process.join()
+    with JobPool(work, at_once) as pool:
+        yield from pool.run(jobs, started)
 
 
 class StudyJob(Protocol):

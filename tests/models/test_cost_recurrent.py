@@ -7,6 +7,7 @@ import torch
 from test_cost import B, L, counted_on, inputs_of, nbytes, preset_of, saved
 from torch import Tensor, nn
 
+from regard.config.registry import PARTS
 from regard.data.batches import Batch
 from regard.layers.recurrent import Recurrent
 from regard.models.analysis.cost import (
@@ -43,8 +44,9 @@ def texts() -> tuple[Tensor, Tensor]:
 
 # ---- arithmetic --------------------------------------------------------------------------------------------------------
 
-CELLS = ["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"]
+CELLS = [*PARTS["cell"]]
 LANGUAGE: list[dict[str, Any]] = [{"cell": cell} for cell in CELLS]
+LANGUAGE += [{"cell": "lstm-peephole", "lstm-peephole.variant": "gate-recurrence"}]
 LANGUAGE += [{"tie": "none", "recurrent.norm": True}, {"n_decoder_layers": 1, "cell": "mut2"}]
 
 

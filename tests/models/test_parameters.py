@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regard.config import ModelConfig
+from regard.config.registry import PARTS
 from regard.models.analysis.cost import Cost, parameter_table
 from regard.models.architectures import PRESETS, make_model, preset, resolve
 
@@ -72,7 +73,7 @@ def recurrent_configs(draw: st.DrawFn) -> ModelConfig:
             "prediction_head": draw(st.sampled_from(heads)),
         },
         "recurrent.d_hidden": draw(st.sampled_from([12, 15])),
-        "cell": draw(st.sampled_from(["rnn", "lstm", "gru", "gru-cho", "mut1", "mut2", "mut3"])),
+        "cell": draw(st.sampled_from([*PARTS["cell"]])),
         "tie": draw(st.sampled_from(["none", "decoder", "inputs", "all"])),
         **{field: draw(st.booleans()) for field in ("recurrent.norm", "head_bias")},
     }
@@ -94,6 +95,9 @@ CELLS = {  # d inputs, h wide: its matrices by the equations of the lecture, and
     "mut1": lambda d, h: h * d + 2 * h * h + 2 * h * h + 3 * h,  # an input matrix; Wxz, Wxr; Whr, Whh
     "mut2": lambda d, h: h * d + 2 * h * h + 3 * h * h + 3 * h,  # an input matrix; Wxz, Wxh; Whz, Whr, Whh
     "mut3": lambda d, h: 3 * (h * d + h * h + h),
+    "nas": lambda d, h: 8 * (h * d + h * h + h),
+    "lstm-peephole": lambda d, h: 4 * (h * d + h * h + h) + 3 * h,
+    "expression": lambda d, h: 3 * (h * d + h * h + h),  # the GRU, by default
 }
 
 

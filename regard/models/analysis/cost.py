@@ -24,6 +24,7 @@ from regard.config import ModelConfig, RecurrentSettings, ViTSettings
 from regard.config.registry import find
 from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
+from regard.layers.cells import cell_shape
 from regard.layers.decoding_state import PerRow, declared_storage
 from regard.layers.part import FeedForward, settings_of
 from regard.models.analysis.counting import ForwardCount, Shape, count, meta_model
@@ -271,7 +272,7 @@ def head_widths(config: ModelConfig) -> tuple[int, int]:
 def recurrent_activation_bytes(config: ModelConfig, s: int, t: int) -> int:
     """Return the activation bytes of recurrent models: inputs, gates and states of each layer, the input of the head, and in
     an encoder-decoder the inputs and outputs of attention and of the maxout readout."""
-    recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
+    recurrent, cell = config.table(RecurrentSettings), cell_shape(config)
     c, h, each = config.d_model, recurrent.d_hidden, 1 + recurrent.bidirectional
     kept = cell.gates + cell.states
 
@@ -296,7 +297,7 @@ def source_attention_widths(config: ModelConfig) -> tuple[int, int, int]:
     gates, and its key; 0 where there is none, or where it is the annotation itself."""
     if not architecture_of(config).translates or not uses_attention(config):
         return 0, 0, 0
-    recurrent, cell = config.table(RecurrentSettings), find("cell", config.cell)
+    recurrent, cell = config.table(RecurrentSettings), cell_shape(config)
     h, before = recurrent.d_hidden, not (cell.adds_input or recurrent.norm)
     return h * (1 + recurrent.bidirectional), cell.inputs * h * before, h * (config.attention_score != "dot")
 
