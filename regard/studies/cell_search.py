@@ -194,9 +194,9 @@ class CellSearch:
         if GRU in self.refused:
             raise RegardError(f"the GRU did not learn the first task: its errors, if any, are in {self.folder}")
         self.add([(LSTM, seed) for seed in seeds])
-        final_tests = (self.sizes.finalists + 4) * self.sizes.seeds
+        final_tests = (self.sizes.finalists + 5) * self.sizes.seeds  # the last comparison has one more task
         for number in range(1, self.sizes.rounds + 1):
-            left = minutes * 60 - (self.seconds + final_tests * statistics.mean(self.full)) / self.at_once
+            left = minutes * 60 - (self.seconds + final_tests * statistics.mean(self.full[-20:])) / self.at_once
             if left <= 0:
                 break
             self.add(self.propose())
