@@ -216,7 +216,12 @@ class CellSearch:
         print_message(f"testing the best {len(finalists)} cells with {self.sizes.seeds} new seeds")
         n = self.sizes.seeds
         self.add([(text, seed) for text in (GRU, *finalists) for seed in range(n, 2 * n)])
-        return max(finalists, key=self.score)
+        passed = [text for text in finalists if text not in self.refused]  # every seed learned the first task
+        if not passed:
+            raise RegardError(
+                "no finalist learned the first task with all new seeds: give the search more time (--minutes)"
+            )
+        return max(passed, key=self.score)
 
     def compare(self, best: str) -> dict[str, dict[str, list[float]]]:
         """Return the accuracies of GRU, LSTM and the best cell on all tasks with seeds that the search did not use."""
