@@ -8,7 +8,6 @@ rows are read again from the start, without the gaps.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from regard.decode.sampling import choose_next, seed_tensor, seen_tokens
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread
 from regard.layers.hooks import is_observed, labelled, paused
-from regard.models.model import LanguageModel, StatefulLanguageModel
+from regard.models.model import LanguageModel
 from regard.text.special_tokens import PAD
 from regard.text.streaming_detokenizer import Detokenizer
 from regard.text.tokenizer import Tokenizer
@@ -77,8 +76,8 @@ class GenerationRequest:
 
 
 def max_length_of(model: nn.Module) -> int:
-    """Return how many tokens a text may have: `max_len`; a recurrent model, whose state does not grow, has no limit."""
-    return sys.maxsize if isinstance(model, StatefulLanguageModel) else model.config.max_len  # type: ignore[union-attr,return-value]
+    """Return how many tokens a text may have; a model whose decoding state does not grow has no limit."""
+    return model.longest if isinstance(model, LanguageModel) else model.config.max_len  # type: ignore[union-attr,return-value]
 
 
 def make_request(

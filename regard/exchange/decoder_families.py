@@ -50,11 +50,11 @@ def head_copy(config: ModelConfig, embedding: str) -> dict[str, str]:
     return {"lm_head.weight": embedding} if is_tied(config) else {}
 
 
-def embedding_and_head(config: ModelConfig, embedding: str) -> Iterator[Rule]:
+def embedding_and_head(config: ModelConfig, embedding: str, head: str = "lm_head.weight") -> Iterator[Rule]:
     """Yield the rules of the embedding, and of the output head where it is not tied."""
     yield Rule("embedding.weight", (SourceTensor(embedding),))
     if not is_tied(config) and config.prediction_head == "none":
-        yield Rule("head.weight", (SourceTensor("lm_head.weight"),))
+        yield Rule("head.weight", (SourceTensor(head),))
 
 
 # ---- GPT-2 ------------------------------------------------------------------------------------------------------------

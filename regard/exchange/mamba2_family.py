@@ -10,10 +10,10 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.exchange.decoder_families import embedding_and_head, head_copy, is_tied, read_tie
 from regard.exchange.model_family import Family, ModelClass, Setting, Their, read_size
-from regard.exchange.tensor_rules import BOTH, WEIGHT, Rule, SourceTensor, Step, copy_layer
+from regard.exchange.recurrent_families import ONE_INPUT
+from regard.exchange.tensor_rules import BOTH, WEIGHT, Rule, SourceTensor, copy_layer
 
 INFINITY = {"__float__": "Infinity"}
-DEPTHWISE = Step("without sizes of 1", lambda x: x[:, 0], lambda x: x[:, None])  # (C, 1, kernel) of a Conv1d
 
 
 def mamba2_rules(config: ModelConfig) -> Iterator[Rule]:
@@ -25,7 +25,7 @@ def mamba2_rules(config: ModelConfig) -> Iterator[Rule]:
         ours, theirs = f"decoder.blocks.{i}.sublayers.self", f"backbone.layers.{i}.mixer"
         yield from copy_layer(f"decoder.blocks.{i}.norms.self", f"backbone.layers.{i}.norm", names=WEIGHT)
         yield from copy_layer(f"{ours}.inner", f"{theirs}.in_proj", names=names)
-        yield Rule(f"{ours}.convolution.weight", (SourceTensor(f"{theirs}.conv1d.weight", (DEPTHWISE,)),))
+        yield Rule(f"{ours}.convolution.weight", (SourceTensor(f"{theirs}.conv1d.weight", (ONE_INPUT,)),))
         if config.value("mamba2.conv_bias"):
             yield Rule(f"{ours}.convolution.bias", (SourceTensor(f"{theirs}.conv1d.bias"),))
         for own, name in (("log_a", "A_log"), ("d", "D"), ("dt_bias", "dt_bias")):

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.exchange.decoder_families import head_copy, is_tied, read_tie
+from regard.exchange.decoder_families import embedding_and_head, head_copy, is_tied, read_tie
 from regard.exchange.model_family import Family, ModelClass, Setting, Their, no_values, read_size
 from regard.exchange.tensor_rules import BOTH, WEIGHT, Rule, SourceTensor, Step, copy_layer, drop_leading_dims
 
@@ -15,19 +15,12 @@ from regard.exchange.tensor_rules import BOTH, WEIGHT, Rule, SourceTensor, Step,
 ONE_INPUT = Step("without sizes of 1", lambda x: x[:, 0], lambda x: x[:, None])
 
 
-def embedding_and_head(config: ModelConfig, embedding: str, head: str) -> Iterator[Rule]:
-    """Yield the rules of the embedding, and of the output head where it is not tied."""
-    yield Rule("embedding.weight", (SourceTensor(embedding),))
-    if not is_tied(config) and config.prediction_head == "none":
-        yield Rule("head.weight", (SourceTensor(head),))
-
-
 # ---- Mamba ------------------------------------------------------------------------------------------------------------
 
 
 def mamba_rules(config: ModelConfig) -> Iterator[Rule]:
     """Yield the rules of Mamba."""
-    yield from embedding_and_head(config, "backbone.embeddings.weight", "lm_head.weight")
+    yield from embedding_and_head(config, "backbone.embeddings.weight")
     yield from copy_layer("decoder.norm", "backbone.norm_f", names=WEIGHT)
     names = BOTH if config.bias else WEIGHT
     for i in range(config.n_decoder_layers):

@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.device import without_autocast
 from regard.kernels.residual_norm import TRITON
 
 CHUNK, CHANNEL_CHUNK = 128, 64  # tokens of a chunk in the Triton kernels; the second with one decay a channel
@@ -41,7 +42,8 @@ def gated_linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return o (B, T, H, V) in the dtype of v, and the last state (B, H, K, V) in fp32 or float64."""
     if not (q.is_meta or (q.is_cuda and TRITON and q.dtype != torch.float64)):
-        return chunked_form(q, k, v, log_decay, starts, initial)
+        with without_autocast(q.device):  # the products that make the state are in fp32
+            return chunked_form(q, k, v, log_decay, starts, initial)
     # Rows of whole 16 bytes, and products in whole tiles; a compiled block makes the padded tensors in one pass.
     width, values = q.shape[3], v.shape[3]
     rows, columns = -width % 16, -values % 8

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.device import without_autocast
 from regard.kernels.residual_norm import TRITON, multiprocessors
 
 CHUNK = 64  # tokens between two stored states
@@ -73,7 +74,7 @@ def recurrence(
 def step(h: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Return the next state (B, D, N) and C . h (B, D), from x and dt (B, D), b and c (B, N)."""
     h = torch.exp(dt[..., None] * a) * h + (dt * x)[..., None] * b[:, None]
-    return h, (h @ c[..., None])[..., 0]
+    return h, (h * c[:, None]).sum(-1)  # a matrix product might be in TF32, or in bf16 under autocast
 
 
 # ---- torch -------------------------------------------------------------------------------------------------------------
@@ -158,7 +159,8 @@ def forward(
     begins = starts == torch.arange(x.shape[1], device=x.device)
     values, dt, (b, c) = x.to(a.dtype), F.softplus(u.to(a.dtype) + bias), vectors.chunk(2, -1)
     h = torch.zeros_like(a).expand(len(x), -1, -1) if initial is None else initial.to(a.dtype)
-    y, final, states = scan_chunks(values, dt, a, b, c, begins, h)
+    with without_autocast(x.device):
+        y, final, states = scan_chunks(values, dt, a, b, c, begins, h)
     y += skip * values
     return (y if gate is None else y * F.silu(gate.to(a.dtype))).to(x.dtype), final, states
 
@@ -203,11 +205,13 @@ def backward(
     carry = states.new_zeros(len(x), *a.shape) if grad_final is None else grad_final
     if gate is not None:
         z = gate.to(a.dtype)
-        y = scan_chunks(values, dt, a, b, c, begins, states[:, 0].transpose(1, 2))[0] + skip * values
+        with without_autocast(x.device):
+            y = scan_chunks(values, dt, a, b, c, begins, states[:, 0].transpose(1, 2))[0] + skip * values
         opened = z.sigmoid()
         gates = [(dy * y * opened * (1 + z * (1 - opened))).to(gate.dtype)]
         dy = dy * z * opened
-    dx, ddt, da, db, dc, first = scan_chunks_backward(values, dt, a, b, c, begins, states, dy, carry)
+    with without_autocast(x.device):
+        dx, ddt, da, db, dc, first = scan_chunks_backward(values, dt, a, b, c, begins, states, dy, carry)
     du, dskip = ddt * raw.sigmoid(), (dy * values).sum((0, 1))
     dx = (dx + dy * skip).to(x.dtype)
     return [dx, du.to(u.dtype), da, torch.cat([db, dc], -1), dskip, du.sum((0, 1)), first.contiguous(), *gates]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.kernels.masks import PAD_POSITION, Mask
+from regard.kernels.masks import PAD_POSITION, Mask, document_starts
 from regard.layers.part import FeedForward
 from regard.layers.positions.scheme import PositionScheme
 
@@ -97,3 +97,11 @@ class PrepareRequest:
     training: bool
     sees_all: bool = False  # a step in which every query may attend to every key
     continues: bool = False  # a decoding state holds tokens before these
+
+    def causal_starts(self, name: str) -> Tensor:
+        """Return the column at which each token's document begins, int32 (B, T), for a mixer that reads forwards only.
+
+        Refuse masks that are not causal, such as that of a prefix; `name` is the mixer's."""
+        if not self.mask.causal:
+            raise RegardError(f"{name} sees no prefix: read the text causally, or with a model of attention")
+        return document_starts(self.positions)

@@ -29,9 +29,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.errors import RegardError
 from regard.layers.cells import Cell, CellShape, CellState, keep_at_padding
+from regard.layers.part import Place
 
 GRU_TEXT = "r = sigmoid(W(x) + U(h)); z = sigmoid(W(x) + U(h)); n = tanh(W(x) + r * U(h)); h = z * h + (1 - z) * n"
 LSTM_TEXT = (
@@ -407,6 +409,10 @@ class Expression(Cell):
     def __init__(self, settings: Settings, d_in: int, d_hidden: int, norm: bool = False) -> None:
         super().__init__(settings, d_in, d_hidden, norm)
         self.graph = parse(settings.graph)
+
+    @classmethod
+    def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
+        parse(settings.graph)
 
     @classmethod
     def shape(cls, settings: Any) -> CellShape:

@@ -18,10 +18,10 @@ from regard.kernels.residual_norm import add_norm
 from regard.layers.attention_kernels import AttentionPlan, make_plan, with_additive_mask
 from regard.layers.block import Block
 from regard.layers.context import Context, PrepareRequest, apply_prefill, apply_step
-from regard.layers.decoding_state import DecodingState
+from regard.layers.decoding_state import Columns, DecodingState, declared_storage
 from regard.layers.mixers.attention import Attention, CrossAttention
 from regard.layers.norm import make_norm
-from regard.layers.positions.scheme import NoPositions, make_positions
+from regard.layers.positions.scheme import NoPositions, PositionScheme, make_positions
 
 
 def to_working_precision(x: Tensor) -> Tensor:
@@ -79,6 +79,9 @@ class Stack(nn.Module):
         self.crosses = any("cross" in block.sublayers for block in self.blocks)  # type: ignore[operator]
         self.cross_scheme = make_positions(config, "cross") if self.crosses else NoPositions()
         self._auxiliary = LastValue()
+        caches = any(isinstance(x, Columns) for _, _, named in declared_storage(self.blocks) for x in named.values())
+        # A text has a longest length where a KV cache grows with it, or where positions are added to embeddings.
+        self.grows = caches or type(first).embed is not PositionScheme.embed
 
     @property
     def auxiliary_loss(self) -> Tensor | None:

@@ -5,6 +5,8 @@ Shapes: ids (B, T), hidden (B, T, C), logits (B, T, V).
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor, nn
 
@@ -54,12 +56,15 @@ class GPT(LanguageModel):
         x = self.dropout(self.embedding_norm(self.decoder.embed(self.embedding(ids), positions)))
         return self.decoder(x, positions, state=state, mask=mask)
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens that a text may have: there is no limit where neither a KV cache nor positions grow."""
+        return self.config.max_len if self.decoder.grows else sys.maxsize
+
     def check_length(self, length: int) -> None:
         """Refuse more tokens than the model was built for."""
-        if length > self.config.max_len:
-            raise RegardError(
-                f"{length} tokens, but the model was built for at most {self.config.max_len} (model.max_len)"
-            )
+        if length > self.longest:
+            raise RegardError(f"{length} tokens, but the model was built for at most {self.longest} (model.max_len)")
 
     def head_input(self, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """Run the model on ids (B, T), padded on the right; return hidden vectors (B, T, C), before the output matrix."""

@@ -7,6 +7,7 @@ none of them asks for an architecture by name.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -173,6 +174,11 @@ class LanguageModel(Model):
     embedding: Embedding
     head: Head
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens that a text may have."""
+        return self.config.max_len
+
     def head_input(self, ids: Tensor) -> Tensor:
         """Run the model on ids (B, T), padded on the right; return hidden vectors (B, T, C), before the output matrix."""
         raise NotImplementedError
@@ -198,6 +204,12 @@ class StatefulLanguageModel(LanguageModel):
     """A language model with a state of fixed size, so that it reads a text of any length in pieces."""
 
     carries_state = True
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens that a text may have: there is no limit."""
+        return sys.maxsize
+
     output_dropout: nn.Module  # between `hidden` and the head
 
     def start(self, rows: int) -> tuple[Tensor, ...]:

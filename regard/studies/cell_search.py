@@ -216,17 +216,26 @@ class CellSearch:
         print_message(f"testing the best {len(finalists)} cells with {self.sizes.seeds} new seeds")
         n = self.sizes.seeds
         self.add([(text, seed) for text in (GRU, *finalists) for seed in range(n, 2 * n)])
-        return max(finalists, key=self.score)
+        passed = [text for text in finalists if text not in self.refused]  # every seed learned the first task
+        if not passed:
+            raise RegardError(
+                "no finalist learned the first task with all new seeds: give the search more time (--minutes)"
+            )
+        return max(passed, key=self.score)
 
     def compare(self, best: str) -> dict[str, dict[str, list[float]]]:
         """Return the accuracies of GRU, LSTM and the best cell on all tasks with seeds that the search did not use."""
         print_message("comparing the best cell with the GRU: new seeds, and a task that took no part in the search")
         n, cells = self.sizes.seeds, {"GRU": GRU, "LSTM": LSTM, "found": best}
         wanted = [(text, seed) for text in cells.values() for seed in range(2 * n, 3 * n)]
-        results = iter(self.evaluate(wanted, (*TASKS, HELD_OUT)))
+        tested = [best_accuracies(result) for result in self.evaluate(wanted, (*TASKS, HELD_OUT)) if result]
+        if len(tested) < len(wanted):
+            raise RegardError(
+                f"an evaluation failed: its error is in {self.folder}, and the same command tries it again"
+            )
         accuracies: dict[str, dict[str, list[float]]] = {}
-        for name in cells:
-            tests = [best_accuracies(result) for result in (next(results) for _ in range(n)) if result]
+        for i, name in enumerate(cells):
+            tests = tested[i * n : (i + 1) * n]
             accuracies[name] = {task: [test.get(task, 0.0) for test in tests] for task in (*TASKS, HELD_OUT)}
         return accuracies
 

@@ -231,3 +231,12 @@ def test_on_a_gpu_a_compiled_call_is_one_graph(mode: int) -> None:
     given[5] = given[5].float()
     compiled = torch.compile(lambda *x: gated_linear_attention(*x)[0] * 2, fullgraph=True)
     torch.testing.assert_close(compiled(*given), gated_linear_attention(*given)[0] * 2)
+
+
+def test_autocast_leaves_states_in_full_precision() -> None:
+    given = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in case(2, 40)]
+    expected = gated_linear_attention(*given)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = gated_linear_attention(*given)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -138,3 +138,15 @@ def test_the_operator_is_sound() -> None:
     vectors = torch.cat([given.pop("b"), given.pop("c")], -1)
     args = (*(given[name] for name in ("x", "u", "a")), vectors, given["skip"], given["bias"], starts)
     torch.library.opcheck(selective_scan.forward, (*args, given["gate"], given["initial"]))
+
+
+def test_autocast_leaves_sums_over_states_in_full_precision() -> None:
+    given: Any = {**make(2, 9, 4, 8, torch.float32), "starts": document_starts(packed(2, 9)).to(DEVICE)}
+    torch.manual_seed(1)
+    state, x, dt, b, c = (torch.randn(2, *shape, device=DEVICE) for shape in ((4, 8), (4,), (4,), (8,), (8,)))
+    step = state, x, dt.abs(), -torch.ones(4, 8, device=DEVICE), b, c
+    expected = *selective_scan.selective_scan(**given), *selective_scan.step(*step)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = *selective_scan.selective_scan(**given), *selective_scan.step(*step)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

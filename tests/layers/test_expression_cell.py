@@ -23,6 +23,7 @@ from regard.layers.expression_cell import (
     to_text,
 )
 from regard.layers.recurrent import Recurrent
+from regard.models.architectures import preset, resolve
 from regard.models.initialization import initialize
 from regard.studies.cell_mutation import mutate
 
@@ -173,3 +174,8 @@ def test_gradients_are_those_of_finite_differences(text: str) -> None:
 def test_what_is_no_cell_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(RegardError, match=complaint):
         parse(text)
+
+
+def test_what_is_no_cell_is_refused_before_anything_is_built() -> None:
+    with pytest.raises(RegardError, match=r"it has no product U\(v\)"):
+        resolve(preset("lstm-small", target_vocab=9, cell="expression", expression={"graph": "h = W(x)"}))

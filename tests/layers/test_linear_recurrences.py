@@ -213,12 +213,20 @@ def test_what_reads_backwards_is_refused(name: str) -> None:
         ({"mixer": "gla", "n_heads": 16}, "multiple of 32"),
         ({"mixer": "mamba2", "n_heads": 4, "mamba2.d_head": 5}, r"mamba2\.d_head 5 does not divide"),
         (
+            {"mixer": "mamba2", "n_heads": 4, "mamba2.d_head": 4, "mamba2.dt_init_least": 0.2},
+            r"dt_init_least 0\.2 is above",
+        ),
+        (
+            {"mixer": "mamba2", "n_heads": 4, "mamba2.d_head": 4, "mamba2.dt_least": 0.2, "mamba2.dt_most": 0.1},
+            r"dt_least 0\.2 is above",
+        ),
+        (
             {"mixer": "mamba2", "n_heads": 4, "mamba2.groups": 3, "mamba2.d_head": 4},
             r"mamba2\.groups 3 does not divide the 8 heads",
         ),
     ],
 )
-def test_sizes_that_do_not_divide_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_sizes_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(RegardError, match=message):
         resolve(model_config(preset="gpt-tiny", d_model=16, target_vocab=23, **settings))
 
@@ -288,5 +296,5 @@ def test_attention_beside_mamba_needs_no_feedforward_layer() -> None:
     model = tiny_model("mamba2 with attention")
     assert not model.config.d_ff
     assert all("ff" not in block.sublayers for block in model.decoder.blocks)
-    with pytest.raises(RegardError, match=r"model\.d_ff must be at least 1"):
-        resolve(replaced(preset("mamba2-tiny", target_vocab=23), mixer="attention", n_heads=4))
+    alone = make_model(replaced(preset("mamba2-tiny", target_vocab=23), mixer="attention", n_heads=4))
+    assert all([*block.sublayers] == ["self"] for block in alone.decoder.blocks)

@@ -20,7 +20,7 @@ from regard.kernels.masks import CAUSAL, PAD_POSITION, Mask, document_mask, pref
 from regard.layers.context import Context, PrepareRequest, apply_step
 from regard.layers.decoding_state import DecodingState
 from regard.layers.mixers.s4 import S4, diagonalize_legs, hippo_legs
-from regard.layers.mixers.s4d import S4D, initial_diagonal
+from regard.layers.mixers.s4d import S4D, discretize_zoh, initial_diagonal
 from regard.layers.mixers.state_space_layer import StateSpaceLayer
 from regard.layers.part import Place, make_part
 from regard.models.architectures import make_model, preset
@@ -317,3 +317,15 @@ def test_the_gpu_computes_the_same_and_steps_in_graphs(name: str) -> None:
     for t in range(30, 60):
         torch.testing.assert_close(logits.double().cpu(), wanted[:, t - 1], atol=1e-4, rtol=1e-4)
         logits = model.step(ids[:, t].cuda(), state)
+
+
+def test_states_that_vanish_within_a_step_do_not_overflow() -> None:
+    a = torch.complex(torch.tensor([-0.5, -300.0, -1e4, -1e-6]), torch.tensor([1e-5, 3.0, 0.0, 2.0])).to(
+        torch.complex128
+    )
+    dt = torch.tensor([[0.001], [1.0]], dtype=torch.float64)
+    log, inputs = discretize_zoh(a.to(torch.complex64), dt.float())
+    assert torch.isfinite(torch.view_as_real(inputs)).all()
+    exact = torch.from_numpy(np.expm1((a * dt).numpy())) / a
+    torch.testing.assert_close(inputs.to(torch.complex128), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(log.to(torch.complex128), a * dt, rtol=1e-6, atol=0)

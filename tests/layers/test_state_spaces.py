@@ -16,7 +16,7 @@ from regard.decode.graphs.decoding import graph_steps
 from regard.errors import RegardError
 from regard.kernels.masks import PAD_POSITION, positions_of, prefix
 from regard.layers.decoding_state import DecodingState
-from regard.models.architectures import make_model, resolve
+from regard.models.architectures import make_model, preset, resolve
 from regard.models.gpt import GPT
 
 VOCAB = 23
@@ -169,3 +169,24 @@ def test_initial_step_sizes_lie_between_their_limits() -> None:
     steps = torch.nn.functional.softplus(mixer.dt_bias)
     assert 0.001 * (1 - 1e-3) <= steps.min() < steps.max() <= 0.1 * (1 + 1e-3)
     torch.testing.assert_close(mixer.A_log.exp(), torch.arange(1.0, 17.0).expand(24, -1))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "limited"),
+    [
+        ("mamba-tiny", {}, False),
+        ("rwkv-tiny", {}, False),
+        ("s4d-tiny", {}, False),
+        ("mamba-tiny", {"mixer": ("mamba", "attention"), "n_heads": 2}, True),  # a KV cache
+        ("linear-attention-tiny", {}, True),  # learned positions
+        ("gpt-tiny", {}, True),
+    ],
+)
+def test_a_state_of_fixed_size_reads_texts_of_any_length(name: str, settings: dict[str, Any], limited: bool) -> None:
+    sizes = {"n_decoder_layers": 2, "d_model": 16, "target_vocab": VOCAB, "max_len": 8}
+    model = make_model(preset(name, **sizes, **settings)).eval()
+    request = make_request([3, 4, 5], 0, DecodeConfig(beam=1, max_new_tokens=20), model)
+    assert (request.limit, request.limit_reason) == ((5, "context") if limited else (20, "length"))
+    for _ in eager_steps(model, [request], DecodeConfig(beam=1, min_len=20)):
+        pass
+    assert len(request.ids) == 3 + request.limit

@@ -253,6 +253,32 @@ def test_the_score_is_the_worst_task_in_units_of_the_gru(tmp_path: Path) -> None
     assert search.ranking()[-1] == "a"
 
 
+def test_a_finalist_that_fails_the_first_task_with_a_new_seed_does_not_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = CellSearch(job_pool.JobPool(evaluate, 1), QUICK, 0, None, tmp_path, 1)
+    good = dict.fromkeys(cell_search.TASKS, 0.5)
+    search.found = {GRU: [good], "lucky": [dict.fromkeys(good, 0.9)], "steady": [dict.fromkeys(good, 0.6)]}
+    result = {"accuracies": {task: [0.5] for task in good}}
+    monkeypatch.setattr(
+        search,
+        "evaluate",
+        lambda wanted, tasks: [{"accuracies": {}} if text == "lucky" else result for text, _ in wanted],
+    )
+    assert search.finish() == "steady"
+    search.refused.add("steady")
+    search.found.pop("lucky")
+    with pytest.raises(RegardError, match="no new cell"):
+        search.finish()
+
+
+def test_a_comparison_leaves_out_no_seed_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = CellSearch(job_pool.JobPool(evaluate, 1), QUICK, 0, None, tmp_path, 1)
+    monkeypatch.setattr(search, "evaluate", lambda wanted, tasks: [{"accuracies": {}}] * (len(wanted) - 1) + [None])
+    with pytest.raises(RegardError, match="an evaluation failed"):
+        search.compare(GRU)
+
+
 def test_the_report_says_where_the_cell_is_worse() -> None:
     accuracies = {cell: {"memory": [0.5, 0.7], "reverse": [0.4, 0.6]} for cell in ("GRU", "LSTM", "found")}
     results = {"accuracies": accuracies, "held_out": "reverse"}

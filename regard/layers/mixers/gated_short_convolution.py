@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.errors import RegardError
-from regard.kernels.masks import document_starts
 from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import Storage
 from regard.layers.mixers.short_convolution import ShortConvolution
@@ -49,10 +48,7 @@ class GatedShortConvolution(Mixer):
         return {"inner": (1, [self.width] * 2)}
 
     def prepare(self, request: PrepareRequest) -> Tensor:
-        """Return the column at which each token's document begins, (B, T) int32."""
-        if request.mask.ahead == 0 and not request.mask.causal:
-            raise RegardError(f"{self.name} sees no prefix: read the text causally, or with a model of attention")
-        return document_starts(request.positions)
+        return request.causal_starts(self.name)
 
     def state(self) -> dict[str, Storage]:
         return {"inputs": self.convolution.storage()}

@@ -10,7 +10,6 @@ from torch import Tensor
 from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.gated_linear_attention import gated_linear_attention, step
-from regard.kernels.masks import document_starts
 from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import Mixer, Place
@@ -42,10 +41,7 @@ class LinearRecurrence(Mixer):
             raise RegardError(f"model.mixer {cls.name} reads forwards only: use it in a gpt")
 
     def prepare(self, request: PrepareRequest) -> Tensor:
-        """Return the column at which each token's document begins, (B, T) int32."""
-        if request.mask.ahead == 0 and not request.mask.causal:
-            raise RegardError(f"{self.name} sees no prefix: read the text causally, or with a model of attention")
-        return document_starts(request.positions)
+        return request.causal_starts(self.name)
 
     def project(self, x: Tensor, ctx: Context, kept: Any) -> Recurrence:
         """Return queries, keys, values and decays of whole rows x (B, T, C), or of one token of each row (N, C).

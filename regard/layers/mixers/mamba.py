@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.errors import RegardError
-from regard.kernels.masks import PAD_POSITION, document_starts
+from regard.kernels.masks import PAD_POSITION
 from regard.kernels.selective_scan import selective_scan, step
 from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import PerRow, Storage
@@ -28,13 +28,6 @@ from regard.layers.mixers.short_convolution import ShortConvolution
 from regard.layers.part import Mixer, Place
 
 NEVER = -1e4  # softplus of it is 0, and so is dt: the state stays as it is
-
-
-def causal_starts(request: PrepareRequest, name: str) -> Tensor:
-    """Return the column at which each token's document begins, int32 (B, T); refuse masks that are not causal."""
-    if not request.mask.causal:
-        raise RegardError(f"{name} sees no prefix: read the text causally, or with a model of attention")
-    return document_starts(request.positions)
 
 
 @register("mamba")
@@ -58,7 +51,7 @@ class Mamba(Mixer):
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
         if not place.causal:
-            raise RegardError("model.mixer mamba reads forwards only: use it in a gpt, or in decoders")
+            raise RegardError("model.mixer mamba reads forwards only: use it in a gpt")
         if settings.dt_min > settings.dt_max:
             raise RegardError(f"model.mamba.dt_min {settings.dt_min} is above model.mamba.dt_max {settings.dt_max}")
 
@@ -91,7 +84,7 @@ class Mamba(Mixer):
         return {"inner": (1, [self.width] * 2), "select": (1, [self.rank, self.states, self.states])}
 
     def prepare(self, request: PrepareRequest) -> Tensor:
-        return causal_starts(request, "mamba")
+        return request.causal_starts(self.name)
 
     def scan(
         self, x: Tensor, starts: Tensor, kept: Any = None, real: Tensor | None = None

@@ -60,6 +60,15 @@ class Mamba2(LinearRecurrence):
             raise RegardError(
                 f"model.mamba2.groups {settings.groups} does not divide the {width // settings.d_head} heads"
             )
+        if settings.dt_init_least > settings.dt_init_most:
+            raise RegardError(
+                f"model.mamba2.dt_init_least {settings.dt_init_least:g} is above model.mamba2.dt_init_most "
+                f"{settings.dt_init_most:g}"
+            )
+        if 0 < settings.dt_most < settings.dt_least:
+            raise RegardError(
+                f"model.mamba2.dt_least {settings.dt_least:g} is above model.mamba2.dt_most {settings.dt_most:g}"
+            )
 
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)

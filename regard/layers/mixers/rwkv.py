@@ -23,7 +23,6 @@ from regard.kernels.masks import PAD_POSITION
 from regard.kernels.wkv import step, wkv
 from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import PerRow, Storage
-from regard.layers.mixers.mamba import causal_starts
 from regard.layers.part import FeedForward, Mixer, Place
 
 
@@ -62,7 +61,7 @@ class TimeMix(Mixer):
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
         if not place.causal:
-            raise RegardError("model.mixer rwkv reads forwards only: use it in a gpt, or in decoders")
+            raise RegardError("model.mixer rwkv reads forwards only: use it in a gpt")
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
@@ -88,7 +87,7 @@ class TimeMix(Mixer):
         self.mix_r.copy_(shares(self.width, left / 2, channel.device))
 
     def prepare(self, request: PrepareRequest) -> Tensor:
-        return causal_starts(request, "rwkv")
+        return request.causal_starts(self.name)
 
     def project(self, x: Tensor, previous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return keys, values and the gate, each (..., C)."""
@@ -137,7 +136,7 @@ class ChannelMix(FeedForward):
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
         if not place.causal:
-            raise RegardError("model.feedforward rwkv-channel-mix reads forwards only: use it in a gpt, or in decoders")
+            raise RegardError("model.feedforward rwkv-channel-mix reads forwards only: use it in a gpt")
 
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)

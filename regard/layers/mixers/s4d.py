@@ -42,9 +42,12 @@ def initial_diagonal(init: str, n: int) -> np.ndarray:
 def discretize_zoh(a: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
     """Return log Ab and Bb by zero-order hold, for A (H, N/2) and step sizes (H, 1).
 
-    exp(z) - 1 is written as 2 exp(z/2) sinh(z/2), which keeps its digits where z is small."""
-    half = a * dt / 2
-    return 2 * half, dt * torch.exp(half) * torch.sinh(half) / half
+    The real part of exp(z) - 1 is written as expm1(x) cos(y) - 2 sin(y/2)^2 for z = x + iy, which keeps its digits where z
+    is small, and does not overflow where a state decays within one step."""
+    z = a * dt
+    x, y = z.real, z.imag
+    grown = torch.complex(torch.expm1(x) * torch.cos(y) - 2 * torch.sin(y / 2).square(), torch.exp(x) * torch.sin(y))
+    return z, grown / a
 
 
 def discretize_bilinear(a: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.linear_system import LinearSystem
 from regard.kernels.long_convolution import long_convolution
-from regard.kernels.masks import PAD_POSITION, document_starts
+from regard.kernels.masks import PAD_POSITION
 from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.part import Mixer, Place
@@ -85,9 +85,7 @@ class StateSpaceLayer(Mixer):
         return [torch.view_as_complex(p.to(full)) if p.dim() == 3 else p.to(full) for p in parameters]
 
     def prepare(self, request: PrepareRequest) -> TextStarts:
-        if request.mask.ahead == 0 and not request.mask.causal:
-            raise RegardError("a recurrence sees no prefix: read the text causally, or with a model of attention")
-        return TextStarts(document_starts(request.positions), request.mask.packed, request.continues)
+        return TextStarts(request.causal_starts(self.name), request.mask.packed, request.continues)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Mix the tokens of whole rows, (B, T, C) -> (B, T, C)."""
