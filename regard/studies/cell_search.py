@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 
+from regard.config.registry import find
 from regard.errors import RegardError
 from regard.files import write_text
 from regard.layers.expression_cell import (
     GRU_TEXT,
     LSTM_TEXT,
-    Expression,
     canonical,
     parse,
     simplify,
@@ -101,7 +101,7 @@ class CellJob:
 def evaluate(job: CellJob) -> None:
     """Train a cell on the first task, and on the others if it passes; write the accuracies of all learning rates."""
     torch.set_num_threads(1)
-    begun, s, cell = time.perf_counter(), job.sizes, Expression.Settings(job.graph)
+    begun, s, cell = time.perf_counter(), job.sizes, find("cell", "expression").Settings(job.graph)
     width = choose_width("expression", cell, s.training)
     trials = [Trial(FIRST_TASK, lr, job.seed) for lr in s.lrs]
     first = max(train_stacked("expression", cell, width, trials, dataclasses.replace(s.training, steps=s.first_steps)))
@@ -273,7 +273,8 @@ def study(
         "scored": len(search.found),
         "evaluations": len(search.history),
         "widths": {
-            name: width("expression", Expression.Settings(text)) for name, text in (("GRU", GRU), ("found", shown))
+            name: width("expression", find("cell", "expression").Settings(text))
+            for name, text in (("GRU", GRU), ("found", shown))
         },
         "graph": shown,
         "search_ratios": ratios,

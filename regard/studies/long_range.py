@@ -25,12 +25,12 @@ from regard.studies.long_range_jobs import (
     COST,
     ON_CPU,
     QUICK,
+    SYSTEMS,
     TASKS,
     TITLES,
     LongRangeJob,
     LongRangeSettings,
     hash_text,
-    known_systems,
     load_text,
     run_job,
 )
@@ -73,7 +73,7 @@ def study(
 
 def choose_systems(systems: Sequence[str] | None) -> list[str]:
     """Return the systems to compare; default: all."""
-    known = known_systems()
+    known = list(SYSTEMS)
     for name in systems or ():
         if name not in known:
             raise RegardError(f"unknown system '{name}': choose among {', '.join(known)}")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
-from regard.config.registry import PARTS, find
+from regard.config.registry import find
 from regard.device import autocast, set_up_device
 from regard.files import write_text
 from regard.kernels.cuda_graph import GraphedCallable
@@ -101,11 +101,6 @@ def mixers_of(system: str) -> set[str]:
     """Return the names of the token mixers of a system; an LSTM has none."""
     names = SYSTEMS[system].get("mixer", ())
     return {names} if isinstance(names, str) else set(names)
-
-
-def known_systems() -> list[str]:
-    """Return the systems whose mixers are registered."""
-    return [system for system in SYSTEMS if mixers_of(system) <= set(PARTS["mixer"])]
 
 
 def has_fitted_size(system: str) -> bool:

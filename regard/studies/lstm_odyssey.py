@@ -19,13 +19,15 @@ from typing import Any
 
 import torch
 
+from regard.config.registry import find
 from regard.errors import RegardError
 from regard.files import write_text
-from regard.layers.lstm_variants import VARIANTS, PeepholeLSTM
+from regard.layers.lstm_variants import VARIANTS
 from regard.look.figures import save
 from regard.studies.job_pool import describe_machine, describe_setting, load_result, run_missing
 from regard.studies.stacked_training import TrainingSizes, Trial, count_parameters, train_stacked
 
+CELL = "lstm-peephole"
 TASKS = ("arithmetic", "brackets", "text")
 LEVEL = 0.05
 
@@ -66,16 +68,19 @@ class VariantJob:
         return {"variant": self.variant, "task": self.task, **sizes, **describe_machine("cpu")}
 
 
+def settings_of(variant: str) -> Any:
+    """Return the settings of the cell of a variant."""
+    return find("cell", CELL).Settings(variant)
+
+
 def train_variant(job: VariantJob) -> None:
     """Train all seeds and learning rates of a variant at once, and write the accuracy of each."""
     torch.set_num_threads(1)
     begun, s = time.perf_counter(), job.sizes
     trials = [Trial(job.task, lr, seed) for seed in range(s.seeds) for lr in s.lrs]
-    settings = PeepholeLSTM.Settings(job.variant)
-    found = train_stacked("lstm-peephole", settings, s.training.width, trials, s.training)
-    accuracies = [
-        found[i * len(s.lrs) : (i + 1) * len(s.lrs)] for i in range(s.seeds)
-    ]  # of each seed, by learning rate
+    found = train_stacked(CELL, settings_of(job.variant), s.training.width, trials, s.training)
+    # The accuracies of each seed, by learning rate.
+    accuracies = [found[i * len(s.lrs) : (i + 1) * len(s.lrs)] for i in range(s.seeds)]
     result = {"of": job.identity(), "accuracies": accuracies, "seconds": time.perf_counter() - begun}
     write_text(job.result, json.dumps(result))
 
@@ -98,9 +103,7 @@ def study(out: Path, jobs: int = 2, quick: bool = False) -> Path:
         "jobs": jobs,
         "seconds": sum(result["seconds"] for result in found.values()),
         "parameters": {
-            variant: count_parameters(
-                "lstm-peephole", PeepholeLSTM.Settings(variant), sizes.training.width, sizes.training.embedding
-            )
+            variant: count_parameters(CELL, settings_of(variant), sizes.training.width, sizes.training.embedding)
             for variant in VARIANTS
         },
         "accuracies": best,

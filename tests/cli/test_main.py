@@ -183,6 +183,7 @@ def test_studies_are_listed_and_run(capfd, monkeypatch, tmp_path: Path) -> None:
     code, out, _ = call(capfd, monkeypatch, "study")
     assert code == 0
     trained = ["filters", "long-range", "positions", "pretraining", "roformer", "sentence-length", "translation-cost"]
+    trained += ["cell-search", "lstm-odyssey"]
     assert {line.split()[2] for line in out.splitlines()} == {"dictionary", "gradient-flow", "three-ways", *trained}
     assert "order_110" in call(capfd, monkeypatch, "study", "dictionary")[1]
     assert isinstance(json.loads(call(capfd, monkeypatch, "study", "dictionary", "--json")[1]), dict)

@@ -1,4 +1,4 @@
-"""Gated linear attention against the naive forms of the library flash-linear-attention; skipped where it is not installed."""
+"""Gated linear attention against the naive forms of flash-linear-attention; skipped where it is not installed."""
 
 from __future__ import annotations
 

@@ -562,7 +562,7 @@ def test_the_command_refuses_what_would_be_ignored(folders: Any, asked: Any) -> 
 
 def test_the_other_commands_are_still_there_and_what_is_no_model_is_refused() -> None:
     listed = call("--help").stdout
-    assert len(look_app.registered_commands) == 10
+    assert len(look_app.registered_commands) == 11
     for name in [c.name or "" for c in look_app.registered_commands]:
         assert f" {name} " in listed
     assert "no model at nowhere" in str(call("nowhere", "a text").exception)

@@ -26,7 +26,6 @@ from regard.studies.long_range_jobs import (
     TITLES,
     LongRangeJob,
     LongRangeSettings,
-    known_systems,
     make_model_config,
     measure_costs,
 )
@@ -126,7 +125,7 @@ def test_accuracy_is_the_share_of_right_values() -> None:
 def test_every_system_has_a_title_and_nearly_equal_parameters() -> None:
     assert set(SYSTEMS) == set(TITLES)
     s = LongRangeSettings()
-    sizes = {name: Cost(make_model_config(name, 259, s.width, s, s.length)).parameters for name in known_systems()}
+    sizes = {name: Cost(make_model_config(name, 259, s.width, s, s.length)).parameters for name in SYSTEMS}
     assert {"attention", "lstm", "s4", "s4d"} <= set(sizes)
     for name, size in sizes.items():
         assert abs(size / sizes["attention"] - 1) < 0.06, (name, size)
