@@ -93,6 +93,15 @@ def test_gnmt_is_torchs_lstms_with_residual_sums_and_a_loop_over_steps_that_feed
             torch.testing.assert_close(found[0, t], model.head.weight @ torch.cat([x, c]), **exact)
 
 
+def test_a_new_gnmt_has_annotations_that_tell_words_apart() -> None:
+    """Every LSTM makes small numbers smaller: with embeddings of length 1, annotations differed six times less."""
+    torch.manual_seed(0)
+    model = make_model(preset("gnmt-small", source_vocab=50, target_vocab=50)).eval()
+    with torch.no_grad():
+        annotations = model.encode(torch.randint(5, 50, (20, 9)))[0][-1]  # (B, S, M)
+    assert annotations.std(0).mean() > 0.1
+
+
 def test_residual_sums_of_a_language_model_are_those_of_torchs_lstms() -> None:
     model = make("lstm-small", n_decoder_layers=3, d_model=H, **{"recurrent.residual": 2})
     ids = torch.tensor([[5, 6, 7, 8, 9]])

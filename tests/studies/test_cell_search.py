@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -295,7 +294,7 @@ def test_the_committed_numbers_belong_to_the_committed_report() -> None:
     for line in table.split("\n\n")[1].splitlines()[2:]:
         assert line.replace("| ", "").replace(" |", "") in page.replace("| ", "").replace(" |", "")
     assert is_sensible(parse(results["graph"]))
-    assert statistics.mean(compare(results).values()) > 0
+    assert min(compare(results).values()) >= 1  # at least as good as the GRU on every task, as the page says
 
 
 def test_a_graph_is_drawn_from_left_to_right() -> None:
