@@ -8,30 +8,21 @@ from typing import Any
 
 from regard.config import ModelConfig
 from regard.errors import RegardError
-from regard.exchange.decoder_families import embedding_and_head, head_copy, is_tied, read_tie
+from regard.exchange.decoder_families import head_copy, is_tied, read_tie
 from regard.exchange.model_family import Family, ModelClass, Setting, Their, read_size
-from regard.exchange.recurrent_families import ONE_INPUT
-from regard.exchange.tensor_rules import BOTH, WEIGHT, Rule, SourceTensor, copy_layer
+from regard.exchange.recurrent_families import backbone_rules, mixer_names
+from regard.exchange.tensor_rules import WEIGHT, Rule, SourceTensor, copy_layer
 
 INFINITY = {"__float__": "Infinity"}
 
 
 def mamba2_rules(config: ModelConfig) -> Iterator[Rule]:
-    """Yield the rules of Mamba-2, whose blocks are a norm and a mixer."""
-    yield from embedding_and_head(config, "backbone.embeddings.weight")
-    yield from copy_layer("decoder.norm", "backbone.norm_f", names=WEIGHT)
-    names = BOTH if config.bias else WEIGHT
-    for i in range(config.n_decoder_layers):
-        ours, theirs = f"decoder.blocks.{i}.sublayers.self", f"backbone.layers.{i}.mixer"
-        yield from copy_layer(f"decoder.blocks.{i}.norms.self", f"backbone.layers.{i}.norm", names=WEIGHT)
-        yield from copy_layer(f"{ours}.inner", f"{theirs}.in_proj", names=names)
-        yield Rule(f"{ours}.convolution.weight", (SourceTensor(f"{theirs}.conv1d.weight", (ONE_INPUT,)),))
-        if config.value("mamba2.conv_bias"):
-            yield Rule(f"{ours}.convolution.bias", (SourceTensor(f"{theirs}.conv1d.bias"),))
+    """Yield the rules of Mamba-2."""
+    yield from backbone_rules(config, "mamba2")
+    for ours, theirs in mixer_names(config):
         for own, name in (("log_a", "A_log"), ("d", "D"), ("dt_bias", "dt_bias")):
             yield Rule(f"{ours}.{own}", (SourceTensor(f"{theirs}.{name}"),))
         yield from copy_layer(f"{ours}.norm", f"{theirs}.norm", names=WEIGHT)
-        yield from copy_layer(f"{ours}.out", f"{theirs}.out_proj", names=names)
 
 
 def mamba2_read(their: Their) -> dict[str, Any]:

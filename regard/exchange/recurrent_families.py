@@ -18,24 +18,35 @@ ONE_INPUT = Step("without sizes of 1", lambda x: x[:, 0], lambda x: x[:, None])
 # ---- Mamba ------------------------------------------------------------------------------------------------------------
 
 
-def mamba_rules(config: ModelConfig) -> Iterator[Rule]:
-    """Yield the rules of Mamba."""
+def backbone_rules(config: ModelConfig, mixer: str) -> Iterator[Rule]:
+    """Yield the rules that Mamba and Mamba-2 share: blocks of a norm and a mixer, its projections and its convolution."""
     yield from embedding_and_head(config, "backbone.embeddings.weight")
     yield from copy_layer("decoder.norm", "backbone.norm_f", names=WEIGHT)
     names = BOTH if config.bias else WEIGHT
-    for i in range(config.n_decoder_layers):
-        ours, theirs = f"decoder.blocks.{i}.sublayers.self", f"backbone.layers.{i}.mixer"
+    for i, (ours, theirs) in enumerate(mixer_names(config)):
         yield from copy_layer(f"decoder.blocks.{i}.norms.self", f"backbone.layers.{i}.norm", names=WEIGHT)
         yield from copy_layer(f"{ours}.inner", f"{theirs}.in_proj", names=names)
+        yield from copy_layer(f"{ours}.out", f"{theirs}.out_proj", names=names)
         yield Rule(f"{ours}.convolution.weight", (SourceTensor(f"{theirs}.conv1d.weight", (ONE_INPUT,)),))
-        if config.value("mamba.conv_bias"):
+        if config.value(f"{mixer}.conv_bias"):
             yield Rule(f"{ours}.convolution.bias", (SourceTensor(f"{theirs}.conv1d.bias"),))
+
+
+def mixer_names(config: ModelConfig) -> list[tuple[str, str]]:
+    """Return our name and theirs of the mixer of each block."""
+    return [
+        (f"decoder.blocks.{i}.sublayers.self", f"backbone.layers.{i}.mixer") for i in range(config.n_decoder_layers)
+    ]
+
+
+def mamba_rules(config: ModelConfig) -> Iterator[Rule]:
+    """Yield the rules of Mamba."""
+    yield from backbone_rules(config, "mamba")
+    for ours, theirs in mixer_names(config):
         yield from copy_layer(f"{ours}.select", f"{theirs}.x_proj", names=WEIGHT)
         yield from copy_layer(f"{ours}.dt", f"{theirs}.dt_proj", names=WEIGHT)
-        yield Rule(f"{ours}.dt_bias", (SourceTensor(f"{theirs}.dt_proj.bias"),))
-        yield Rule(f"{ours}.A_log", (SourceTensor(f"{theirs}.A_log"),))
-        yield Rule(f"{ours}.D", (SourceTensor(f"{theirs}.D"),))
-        yield from copy_layer(f"{ours}.out", f"{theirs}.out_proj", names=names)
+        for own, name in (("dt_bias", "dt_proj.bias"), ("A_log", "A_log"), ("D", "D")):
+            yield Rule(f"{ours}.{own}", (SourceTensor(f"{theirs}.{name}"),))
 
 
 def mamba_read(their: Their) -> dict[str, Any]:
