@@ -68,7 +68,7 @@ class Fake:
         self.key = ""  # the API key, if one is wanted
         self.busy = 0  # so many requests are refused first
         self.limit = 5000
-        self.pause = 0.0  # seconds before each sentence or token
+        self.pause = 0.0  # seconds before each sentence or token, as it is when a translation begins
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.given_up = 0  # streams whose client was gone before they ended
 
@@ -84,7 +84,7 @@ class Fake:
         return StreamingResponse(self.translate_stream(body), media_type="text/event-stream")
 
     async def translate_stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
-        text = body["text"]
+        text, pause = body["text"], self.pause
         found = list(SENTENCE.finditer(text))
         is_german = bool(set(WORD.findall(text)) & set(GERMAN.values()))
         source = body.get("source") or ("de" if is_german else "en")
@@ -94,7 +94,7 @@ class Fake:
         whole, ended = "", False
         try:
             for i, sentence in enumerate(found):
-                await asyncio.sleep(self.pause)
+                await asyncio.sleep(pause)
                 before = text[found[i - 1].end() if i else 0 : sentence.start()]
                 written, links = word_by_word(sentence[0], body.get("formality"))
                 begin = len(whole) + len(before)
