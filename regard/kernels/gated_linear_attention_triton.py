@@ -35,6 +35,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.errors import RegardError
+
 SUB: tl.constexpr = tl.constexpr(16)
 
 
@@ -473,6 +475,11 @@ class RecurrenceLaunch:
         self.q, self.k, self.v, self.starts, self.chunk = dense(q), dense(k), dense(v), starts.contiguous(), chunk
         self.initial = None if initial is None else initial.float().contiguous()
         self.b, self.t, self.h, self.width = v.shape
+        row = max(x.stride(1) for x in (self.q, self.k, self.v))
+        if self.t * row >= 1 << 31:  # the kernels count the numbers of a text in 32 bits
+            raise RegardError(
+                f"a text of {self.t:,} tokens is too long for this model: give it fewer than {2**31 // row:,}"
+            )
         self.keys, self.group = q.shape[3], self.h // q.shape[2]
         self.n = -(-self.t // chunk)
         self.mode = 0 if log_decay is None else log_decay.dim() - 2

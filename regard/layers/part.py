@@ -115,6 +115,9 @@ class Matrix:
     start: int = 0  # the value of the first column on its axis
 
 
+HEAD_SETTINGS = ("n_heads", "n_kv_heads", "d_head", "attention_dropout")
+
+
 class Mixer(Part):
     """A token mixer, which moves information between the tokens of a row: self-attention, a convolution, a recurrence.
 
@@ -125,7 +128,7 @@ class Mixer(Part):
 
     kind = "mixer"
     attends: ClassVar[bool] = False  # compares queries with keys, so that position schemes can act on its scores
-    has_heads: ClassVar[bool] = True  # reads model.n_heads
+    reads: ClassVar[tuple[str, ...]] = HEAD_SETTINGS  # those that it reads; what no mixer of a model reads is refused
     ordered: ClassVar[bool] = True  # knows the order of its tokens without a position scheme
     window: int = 0  # width of sliding-window attention, in tokens; 0: unlimited
     share_key: Hashable = ()  # mixers of one class with equal keys share the result of `prepare`
@@ -137,6 +140,14 @@ class Mixer(Part):
                 f"the mixer '{name}' has no method state(), which declares what a decoding step needs of earlier tokens: "
                 f"return {{}} there if that is nothing"
             )
+
+    @classmethod
+    def activation_bytes(cls, settings: Any, config: ModelConfig) -> int:
+        """Return the bytes that the backward pass in bf16 needs of a token: the inputs of products and of kernels, the
+        mixer's own input among them. Elementwise functions are computed again.
+
+        `cost` predicts the memory of training from it. The default is right for a mixer of one product."""
+        return 2 * config.d_model
 
     def prepare(self, request: PrepareRequest) -> Any:
         """Return what `forward`, `prefill` and `step` find in `ctx.prepared`: masks, tables and the like.
@@ -198,6 +209,18 @@ class FeedForward(Part):
     def experts_per_token(cls, settings: Any) -> int:
         """Return how many experts of the layer a token uses; 0: there is one layer for all tokens."""
         return 0
+
+    @classmethod
+    def activation_bytes(cls, settings: Any, config: ModelConfig) -> int:
+        """Return the bytes that the backward pass in bf16 needs of a token inside of the layer; `cost` counts its input.
+
+        Of a mixture of experts, every chosen expert has an input, numbers inside and an output of its own, and the router
+        reads the token in fp32."""
+        # The derivative of relu is known from its output, so its input need not be kept.
+        kept = 3 if cls.gated else 1 if config.activation == "relu" else 2
+        inside = 2 * kept * config.d_ff + (3 * config.d_ff if config.ff_dropout else 0)
+        experts = cls.experts_per_token(settings)
+        return experts * (inside + 4 * config.d_model) + 4 * config.d_model if experts else inside
 
     def forward(self, x: Tensor, ctx: Context) -> Any:
         """Transform every token by itself, (..., C) -> (..., C)."""

@@ -24,7 +24,7 @@ from regard.config.registry import (
 )
 from regard.errors import RegardError
 from regard.layers.block import part_at
-from regard.layers.part import FeedForward, Place, check_part
+from regard.layers.part import HEAD_SETTINGS, FeedForward, Place, check_part
 from regard.layers.positions.scheme import mixers_of
 from regard.layers.recurrent_feedforward import feedforward_config
 
@@ -158,8 +158,9 @@ def check_parts(config: ModelConfig, sides: tuple[str, ...]) -> None:
 def check_unused(config: ModelConfig, preset: Mapping[str, Any]) -> None:
     """Refuse settings of layers that this model does not have, unless the value is the default or the preset's."""
     usual = {**vars(ModelConfig()), **preset}
+    derived = {"n_kv_heads": config.n_heads, "d_head": config.d_model // max(1, config.n_heads)}
     for name, why in unused_settings(config).items():
-        if getattr(config, name) != usual[name]:
+        if getattr(config, name) not in (usual[name], derived.get(name)):
             raise RegardError(f"model.{name} would do nothing here, {why}: leave it out")
 
 
@@ -169,8 +170,10 @@ def unused_settings(config: ModelConfig) -> dict[str, str]:
     if BLOCKS not in MADE_OF.get(config.architecture, ()):
         return found
     crosses = config.n_encoder_layers and config.n_decoder_layers
-    if not crosses and not any(mixer.has_heads for mixer in mixers_of(config)):
-        found |= dict.fromkeys(("n_heads", "attention_dropout"), "where nothing is left of attention")
+    if not crosses:
+        read = {name for mixer in mixers_of(config) for name in mixer.reads}
+        why = f"where model.mixer is {', '.join(dict.fromkeys(config.mixer))}"
+        found |= dict.fromkeys((name for name in HEAD_SETTINGS if name not in read), why)
     if not crosses:
         found["cross_positions"] = "where there is no cross-attention"
     if not config.n_encoder_layers:

@@ -132,7 +132,7 @@ def _config(system: str, vocab: int, width: int, s: LongRangeSettings, max_len: 
     sizes = {"n_decoder_layers": layers, "d_model": width, "target_vocab": vocab, "max_len": max_len, "dropout": 0.0}
     if not mixers_of(system):
         return preset(name, **sizes, **settings, recurrent={"d_hidden": size})
-    if any(find("mixer", mixer).has_heads for mixer in mixers_of(system)):
+    if any("n_heads" in find("mixer", mixer).reads for mixer in mixers_of(system)):
         sizes["n_heads"] = s.heads
     if has_fitted_size(system):
         sizes["d_ff"] = size

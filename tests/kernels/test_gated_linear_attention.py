@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.errors import RegardError
 from regard.kernels import gated_linear_attention as attention
 from regard.kernels.gated_linear_attention import chunked_form, gated_linear_attention, parallel_form, recurrent_form
 from regard.models.analysis.counting import FORMULAS
@@ -178,6 +179,12 @@ def test_the_kernel_of_a_step(kernels: Any, mode: int) -> None:
         o = kernels.run_step(q[:, t], k[:, t], v[:, t], None if decay is None else decay[:, t], first)
     torch.testing.assert_close(o, wanted[:, 1], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(first, last, atol=1e-4, rtol=1e-4)
+
+
+def test_a_text_whose_numbers_do_not_fit_into_32_bits_is_refused(kernels: Any) -> None:
+    q = torch.empty(1, 1 << 20, 8, 256, device="meta")
+    with pytest.raises(RegardError, match="1,048,576 tokens is too long for this model: give it fewer than 1,048,576"):
+        kernels.run_forward(q, q, q, None, torch.empty(1, 1 << 20, dtype=torch.int32, device="meta"), None, 128)
 
 
 def test_the_operator_pads_sizes_and_has_gradients(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,8 +270,12 @@ def test_windows_and_prefixes_are_refused(config: ModelConfig) -> None:
             {"convolution.kernel": 5},
             r"\[model\.convolution\] would do nothing here: choose model\.mixer convolution",
         ),
-        ("conv-lm", {"n_heads": 4}, r"model\.n_heads would do nothing here, where nothing is left of attention"),
+        ("conv-lm", {"n_heads": 4}, r"model\.n_heads would do nothing here, where model.mixer is convolution"),
         ("conv-lm", {"attention_dropout": 0.1}, r"model\.attention_dropout would do nothing"),
+        ("gla-tiny", {"n_kv_heads": 1}, r"model\.n_kv_heads would do nothing here, where model\.mixer is gla"),
+        ("gla-tiny", {"d_head": 8}, r"model\.d_head would do nothing here, where model\.mixer is gla"),
+        ("linear-attention-tiny", {"attention_dropout": 0.1}, r"model\.attention_dropout would do nothing"),
+        ("mamba-tiny", {"d_head": 8}, r"model\.d_head would do nothing here, where model\.mixer is mamba"),
         ("conv-lm", {"feedforward": "gated"}, r"model\.feedforward would do nothing here, where model\.d_ff is 0"),
         ("convs2s-small", {"activation": "gelu"}, r"model\.activation would do nothing"),
         ("convs2s-small", {"ff_dropout": 0.1}, r"model\.ff_dropout would do nothing"),
@@ -290,6 +294,8 @@ def test_settings_that_nothing_reads_are_refused(name: str, changes: dict[str, A
         ("bytenet-small", {"mixer": "attention", "d_ff": 8}),  # whose preset has dilations
         ("conv-lm", {"d_ff": 8, "feedforward": "gated", "activation": "silu", "ff_dropout": 0.1}),
         ("convs2s-small", {"n_heads": 2, "attention_dropout": 0.1}),  # of its attention to the source
+        ("linear-attention-tiny", {"d_head": 8}),
+        ("gla-tiny", {"mixer": ("gla", "attention"), "n_kv_heads": 1}),
     ],
 )
 def test_what_a_preset_says_is_no_question(name: str, changes: dict[str, Any]) -> None:

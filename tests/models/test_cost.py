@@ -1,5 +1,6 @@
 """The costs of models/analysis/cost.py against torch's own counter on real passes and the bytes of real tensors."""
 
+import pkgutil
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.config import ModelConfig, TrainConfig
 from regard.kernels.cross_entropy import CHUNK_BYTES
 from regard.kernels.weight_layout import gate_block
+from regard.layers.part import settings_of
 from regard.models import architectures
 from regard.models.analysis.cost import (
     Cost,
@@ -307,3 +309,43 @@ def test_llama_2_by_hand_its_cache_is_an_eighth_of_what_64_heads_would_keep() ->
     assert found["cache_bf16"] == 2 * 4096 * per_token
     assert found["weights_bf16"] == 2 * 68_976_648_192
     assert "cache_bf16" not in report_costs(preset_of("bert-base"), 1, 512)["memory"]["decoding"]
+
+
+RECURRENCES: list[tuple[str, str, str]] = [  # preset, mixer, and the kernel in the mixer's module
+    ("gla-tiny", "gla", "linear_recurrence.gated_linear_attention"),
+    ("linear-attention-tiny", "linear-attention", "linear_recurrence.gated_linear_attention"),
+    ("based-tiny", "based", "linear_recurrence.gated_linear_attention"),
+    ("based-tiny", "short-convolution", ""),
+    ("mamba-tiny", "mamba", "mamba.selective_scan"),
+    ("mamba2-tiny", "mamba2", "linear_recurrence.gated_linear_attention"),
+    ("rwkv-tiny", "rwkv", "rwkv.wkv"),
+    ("s4-tiny", "s4", "state_space_layer.long_convolution"),
+    ("s4d-tiny", "s4d", "state_space_layer.long_convolution"),
+]
+
+
+@pytest.mark.parametrize(("name", "mixer", "kernel"), RECURRENCES)
+def test_activations_of_a_recurrence_are_the_inputs_of_its_products_and_of_its_kernel(
+    name: str, mixer: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are at least that. The rest is what enters norms, gates and feature maps, and what a kernel stores."""
+    plain = {"positions": "none"} if name == "based-tiny" else {}
+    net = make_model(preset(name, mixer=(mixer,), n_decoder_layers=1, target_vocab=50, max_len=L, **plain))
+    part, kept = net.decoder.blocks[0].sublayers["self"], {}
+
+    def keep(*tensors: Any) -> None:
+        for x in tensors:
+            if isinstance(x, Tensor) and x.shape[:2] == (B, L) and x.is_floating_point():
+                kept[x.untyped_storage().data_ptr()] = x  # two parts of one result are one
+
+    for module in part.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda module, given: keep(*given))
+    if kernel:
+        where = f"regard.layers.mixers.{kernel}"
+        run = pkgutil.resolve_name(where)
+        monkeypatch.setattr(where, lambda *given: [keep(*given), run(*given)][1])
+    with torch.autocast("cpu", torch.bfloat16):
+        net(torch.randint(5, 50, (B, L)))
+    least = sum(2 * x.untyped_storage().nbytes() // x.itemsize for x in kept.values())
+    assert least <= B * L * part.activation_bytes(settings_of(type(part), net.config), net.config) <= 2.6 * least

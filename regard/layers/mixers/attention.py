@@ -103,6 +103,13 @@ class SelfAttention(Attention, Mixer):
         self.share_key = settings.window
         self.qkv = nn.Linear(config.d_model, self.d_queries + 2 * self.d_keys, bias=config.bias)
 
+    @classmethod
+    def activation_bytes(cls, settings: Settings, config: ModelConfig) -> int:
+        # its input; q, k and v, of which rotations make copies; its output
+        queries, keys = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        rotated = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0
+        return 2 * config.d_model + 2 * (queries + 2 * keys) + rotated + 2 * queries
+
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, D), keys and values (B, G, T, D) from fused projections (B, T, (H + 2G) * D)."""
         return split_qkv(qkv, self.n_heads, self.n_kv_heads, self.d_head)

@@ -9,6 +9,7 @@ at least 1/2, and are divided by their sum.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,11 @@ from regard.layers.mixers.linear_recurrence import LinearRecurrence, Recurrence,
 from regard.layers.part import Place
 
 EPS = 1e-12  # added to the sum of weights
+
+
+def feature_width(d: int) -> int:
+    """Return the number of Taylor features of d numbers."""
+    return 1 + d + d * (d + 1) // 2
 
 
 def taylor_features(x: Tensor) -> Tensor:
@@ -40,6 +46,7 @@ class Based(LinearRecurrence):
         feature_dim: int = setting(16, "channels of queries and keys in each head", least=1, most=256)
 
     ordered = False
+    reads: ClassVar[tuple[str, ...]] = ("n_heads", "d_head")
 
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
@@ -47,7 +54,13 @@ class Based(LinearRecurrence):
         self.sizes = [self.heads * d, self.heads * d, self.heads * config.d_head]
         self.qkv = nn.Linear(config.d_model, sum(self.sizes), bias=config.bias)
         self.out = nn.Linear(self.sizes[2], config.d_model, bias=config.bias)
-        self.set_state(self.heads, 1 + d + d * (d + 1) // 2, config.d_head + 1)
+        self.set_state(self.heads, feature_width(d), config.d_head + 1)
+
+    @classmethod
+    def activation_bytes(cls, settings: Settings, config: ModelConfig) -> int:
+        # input; in each head q and k, v and the input of `out`, features of q and k, v and o with the column of ones
+        d, values = settings.feature_dim, config.d_head
+        return 2 * config.d_model + config.n_heads * (4 * d + 4 * values + 4 * feature_width(d) + 4 * (values + 1))
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"qkv": (1, self.sizes)}

@@ -103,7 +103,7 @@ class Convolution(Mixer):
             (1,), "steps between those tokens, convolution by convolution, over and over", least=1, most=1 << 16
         )
 
-    has_heads: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
@@ -120,6 +120,11 @@ class Convolution(Mixer):
         self.dilation = settings.dilations[place.index % len(settings.dilations)]
         self.share_key = self.kernel, self.dilation
         self.taps = nn.Linear(settings.kernel * config.d_model, 2 * config.d_model, bias=config.bias)
+
+    @classmethod
+    def activation_bytes(cls, settings: Settings, config: ModelConfig) -> int:
+        # The tokens in the window, and both halves before the gate; its input only where a parallel layer reads it too.
+        return (2 * settings.kernel + 4 + (2 if config.parallel else 0)) * config.d_model
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"taps": (1, [self.width, self.width])}

@@ -30,7 +30,7 @@ class GatedShortConvolution(Mixer):
         kernel: int = setting(3, "tokens that the convolution sees, the token itself among them", least=1, most=1 << 10)
         expand: int = setting(1, "channels of the convolution as a multiple of model.d_model", least=1, most=64)
 
-    has_heads: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
@@ -43,6 +43,10 @@ class GatedShortConvolution(Mixer):
         self.inner = nn.Linear(config.d_model, 2 * self.width, bias=config.bias)
         self.convolution = ShortConvolution(self.width, settings.kernel)
         self.out = nn.Linear(self.width, config.d_model, bias=config.bias)
+
+    @classmethod
+    def activation_bytes(cls, settings: Settings, config: ModelConfig) -> int:
+        return (2 + 6 * settings.expand) * config.d_model  # input; values, gate and the input of `out`
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"inner": (1, [self.width] * 2)}

@@ -8,6 +8,7 @@ head is normalized, multiplied with silu(W_r x_t), and projected.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,8 @@ class GLA(LinearRecurrence):
             16.0, "divides the logarithm of the decays: larger ones forget more slowly", above=0
         )
 
+    reads: ClassVar[tuple[str, ...]] = ("n_heads",)
+
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().check(settings, config, place)
@@ -54,6 +57,11 @@ class GLA(LinearRecurrence):
         self.out = nn.Linear(width, width, bias=False)
         self.scale = (width // 2 // self.heads) ** -0.5
         self.set_state(self.heads, width // 2 // self.heads, width // self.heads)
+
+    @classmethod
+    def activation_bytes(cls, settings: Settings, config: ModelConfig) -> int:
+        # input 2, q, k, v and output gate 6, decays before (1) and after (2) the logarithm, o 2, input of `out` 2
+        return 15 * config.d_model + 2 * settings.gate_rank
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"qkvg": (1, self.sizes)}

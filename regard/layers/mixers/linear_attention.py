@@ -6,6 +6,8 @@ phi(q_t) . phi(k_s) instead of exp(q_t . k_s / sqrt(D)), so that the past fits i
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,6 +31,7 @@ class LinearAttention(LinearRecurrence):
     """Linear attention (Katharopoulos et al. 2020), with elu(x) + 1 of queries and keys instead of the softmax."""
 
     ordered = False
+    reads: ClassVar[tuple[str, ...]] = ("n_heads", "d_head")
 
     def __init__(self, settings: NoSettings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
@@ -37,6 +40,12 @@ class LinearAttention(LinearRecurrence):
         self.qkv = nn.Linear(config.d_model, 3 * self.width, bias=config.bias)
         self.out = nn.Linear(self.width, config.d_model, bias=config.bias)
         self.set_state(self.heads, self.d_head, self.d_head + 1)  # z is the last column
+
+    @classmethod
+    def activation_bytes(cls, settings: NoSettings, config: ModelConfig) -> int:
+        # input; q, k, v and the input of `out`; features of q and k; v and o with the column of ones
+        width = config.n_heads * config.d_head
+        return 2 * config.d_model + 8 * width + 4 * width + 4 * (width + config.n_heads)
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"qkv": (1, [self.width] * 3)}

@@ -21,7 +21,7 @@ from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.errors import RegardError
 from regard.kernels.masks import PAD_POSITION
-from regard.kernels.selective_scan import selective_scan, step
+from regard.kernels.selective_scan import CHUNK, selective_scan, step
 from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.mixers.short_convolution import ShortConvolution
@@ -45,7 +45,7 @@ class Mamba(Mixer):
         dt_floor: float = setting(1e-4, "initial step sizes are raised to this", above=0)
         conv_bias: bool = setting(True, "whether the convolution has a bias")
 
-    has_heads: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
     no_decay: ClassVar[tuple[str, ...]] = ("A_log", "D", "dt_bias")
 
     @classmethod
@@ -79,6 +79,13 @@ class Mamba(Mixer):
         least, most, floor = self.steps
         nn.init.uniform_(self.dt_bias, math.log(least), math.log(most)).exp_().clamp_(min=floor)
         self.dt_bias.add_(torch.log(-torch.expm1(-self.dt_bias)))  # the inverse of softplus
+
+    @classmethod
+    def activation_bytes(cls, settings: Settings, config: ModelConfig) -> int:
+        width, n = settings.expand * config.d_model, settings.d_state
+        rank = settings.dt_rank or -(-config.d_model // 16)
+        # input; x, z, the convolved x, dt and the input of `out`; the small dt; B and C, also in fp32; stored states
+        return 2 * config.d_model + 10 * width + 2 * (rank + 2 * n) + 8 * n + 4 * width * n // CHUNK
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"inner": (1, [self.width] * 2), "select": (1, [self.rank, self.states, self.states])}

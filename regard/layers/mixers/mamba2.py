@@ -46,7 +46,7 @@ class Mamba2(LinearRecurrence):
         dt_init_least: float = setting(0.001, "smallest initial step size", above=0)
         dt_init_most: float = setting(0.1, "largest initial step size", above=0)
 
-    has_heads: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:
@@ -96,6 +96,13 @@ class Mamba2(LinearRecurrence):
             self.d.fill_(1)
             dt = self.dt_bias.uniform_(low, high).exp_().clamp_(min=1e-4)
             dt.add_(torch.log(-torch.expm1(-dt)))  # the inverse of softplus
+
+    @classmethod
+    def activation_bytes(cls, settings: Settings, config: ModelConfig) -> int:
+        width = settings.expand * config.d_model
+        heads, mixed = width // settings.d_head, width + 2 * settings.groups * settings.d_state
+        # input; gate, inputs of the convolution and dt; what is convolved; values, o, inputs of norm and `out`; decays
+        return 2 * config.d_model + 2 * (width + mixed + heads) + 2 * mixed + 8 * width + 4 * heads
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"inner": (1, [self.width, *self.parts, self.heads])}

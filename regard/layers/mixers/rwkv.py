@@ -55,7 +55,7 @@ def shares(width: int, power: float, device: torch.device) -> Tensor:
 class TimeMix(Mixer):
     """A decaying mean of earlier values, weighted by keys: the time mix of RWKV-4 (Peng et al. 2023)."""
 
-    has_heads: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
     no_decay: ClassVar[tuple[str, ...]] = ("decay", "bonus", "mix_k", "mix_v", "mix_r")
 
     @classmethod
@@ -85,6 +85,10 @@ class TimeMix(Mixer):
         self.mix_k.copy_(plain)
         self.mix_v.copy_(plain + 0.3 * ratio)
         self.mix_r.copy_(shares(self.width, left / 2, channel.device))
+
+    @classmethod
+    def activation_bytes(cls, settings: Any, config: ModelConfig) -> int:
+        return 18 * config.d_model  # input; inputs of three products; k, v, gate; wkv; the input of `out`
 
     def prepare(self, request: PrepareRequest) -> Tensor:
         return request.causal_starts(self.name)
@@ -154,6 +158,11 @@ class ChannelMix(FeedForward):
         """Give the channels different shares of the token before, by the depth of the layer."""
         for share in (self.mix_k, self.mix_r):
             share.copy_(shares(self.width, self.left, share.device))
+
+    @classmethod
+    def activation_bytes(cls, settings: Any, config: ModelConfig) -> int:
+        inside = 4 * config.d_ff + (3 * config.d_ff if config.ff_dropout else 0)  # before and after the square
+        return inside + 8 * config.d_model  # and the inputs of two products, both factors of the result
 
     def transform(self, x: Tensor, previous: Tensor) -> Tensor:
         """Transform tokens (..., C), each with the one before it."""

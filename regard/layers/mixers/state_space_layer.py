@@ -40,7 +40,7 @@ class TextStarts:
 class StateSpaceLayer(Mixer):
     """The base class of S4 and S4D, which say what their linear systems are."""
 
-    has_heads: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
@@ -71,6 +71,10 @@ class StateSpaceLayer(Mixer):
         nn.init.uniform_(self.log_dt, math.log(self.dt_range[0]), math.log(self.dt_range[1]))
         nn.init.normal_(self.outputs, std=0.5**0.5)
         nn.init.normal_(self.skip)
+
+    @classmethod
+    def activation_bytes(cls, settings: Any, config: ModelConfig) -> int:
+        return 10 * config.d_model  # input, its convolution, the input of `out`, and both halves before the gate
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"out": (1, [self.width, self.width])}

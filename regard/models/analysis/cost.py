@@ -26,7 +26,7 @@ from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
 from regard.layers.cells import cell_shape
 from regard.layers.decoding_state import PerRow, declared_storage
-from regard.layers.part import FeedForward, settings_of
+from regard.layers.part import FeedForward, Mixer, settings_of
 from regard.models.analysis.counting import ForwardCount, Shape, count, meta_model
 from regard.models.architectures import architecture_of
 from regard.models.rnn import layer_widths
@@ -218,15 +218,9 @@ def stack_activations(config: ModelConfig, s: int, t: int) -> list[StackActivati
     norm, and the inputs of its own products."""
     c, f, queries, keys = config.d_model, config.d_ff, *head_widths(config)
     summed = 0 if config.parallel else 4 * c  # sum and norm of the sublayers after the first
-    rotated = 4 * queries + 2 * keys if config.positions in ("rope", "yarn") else 0  # copies, by heads
-    # self-attention: q, k, v and its output; convolution: the tokens in its window, and both halves before the gate
-    attention = 4 * c + 2 * (queries + 2 * keys) + 2 * queries + rotated
-    convolution = 2 * c + (2 * c if config.parallel else 0) + 2 * config.value("convolution.kernel") * c + 4 * c
     n = max(config.n_encoder_layers, config.n_decoder_layers)
-    names = [config.mixer[i % len(config.mixer)] for i in range(n)]
-    mixer = sum(convolution if name == "convolution" else attention for name in names) // n
-    ff = sum(feedforward_bytes(config, config.feedforward[i % len(config.feedforward)]) for i in range(n)) // n
-    block = mixer + (summed + ff if f else 0)
+    mixer = 2 * c + part_bytes("mixer", config, n)
+    block = mixer + (summed + part_bytes("feedforward", config, n) if f else 0)
     normed = config.embedding_norm and not architecture_of(config).sees_images
     ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a dropout mask
     ends += 4 * c if config.norm == "pre" else 2 * c  # the output of a stack, and the last residual sum
@@ -244,17 +238,11 @@ def stack_activations(config: ModelConfig, s: int, t: int) -> list[StackActivati
     ]
 
 
-def feedforward_bytes(config: ModelConfig, name: str) -> int:
-    """Return the activation bytes of the named feed-forward layer for one token.
-
-    Of a mixture of experts, every chosen expert has an input, numbers inside and an output of its own, and the router
-    reads the token in fp32."""
-    part: type[FeedForward] = find("feedforward", name)
-    # The derivative of relu is known from its output, so its input need not be kept.
-    kept = 3 if part.gated else 1 if config.activation == "relu" else 2
-    inside = 2 * kept * config.d_ff + (3 * config.d_ff if config.ff_dropout else 0)
-    experts = part.experts_per_token(settings_of(part, config))
-    return experts * (inside + 4 * config.d_model) + 4 * config.d_model if experts else inside
+def part_bytes(kind: str, config: ModelConfig, n_blocks: int) -> int:
+    """Return the activation bytes of a token in the mixer or feed-forward layer of a block, on average over the blocks."""
+    names = getattr(config, kind)
+    parts: list[type[Mixer | FeedForward]] = [find(kind, names[i % len(names)]) for i in range(n_blocks)]
+    return sum(part.activation_bytes(settings_of(part, config), config) for part in parts) // n_blocks
 
 
 def stack_sizes(config: ModelConfig, s: int, t: int) -> list[tuple[int, int, bool]]:
