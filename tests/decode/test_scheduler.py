@@ -55,7 +55,7 @@ SENTENCES = [
 ]
 
 
-def save_model(folder: Path, kind: str) -> Path:
+def save_model(folder: Path, kind: str, n_layers: int = 2) -> Path:
     """Save a small model with random weights: a translator, or a language model."""
     torch.manual_seed(0)
     one = Tokenizer.train(SENTENCES, TokenizerConfig(kind="char", vocab_size=60))
@@ -63,11 +63,11 @@ def save_model(folder: Path, kind: str) -> Path:
     vocabularies = {"source_vocab": len(one), "target_vocab": len(one)}
     if kind == "translator":
         config = model_config(
-            preset="transformer-base", n_encoder_layers=2, n_decoder_layers=2, **sizes, **vocabularies
+            preset="transformer-base", n_encoder_layers=n_layers, n_decoder_layers=n_layers, **sizes, **vocabularies
         )
         task = "translation"
     else:
-        config = model_config(preset="gpt2", n_decoder_layers=2, **sizes, **vocabularies)
+        config = model_config(preset="gpt2", n_decoder_layers=n_layers, **sizes, **vocabularies)
         task = "causal-lm"
     model = make_model(config).eval()
     for parameter in model.parameters():
@@ -476,14 +476,16 @@ def test_a_batch_in_slots_returns_its_engine_for_the_next_one(folders: dict[str,
 
 
 def test_many_sequences_get_more_slots_and_every_one_is_decoded(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With slots on the CPU: the number of slots follows the load, and results are those of beam search without slots."""
-    for name, value in {"FEW_SLOTS": 2, "MANY_SLOTS": 8, "MANY": 6, "FEW": 2}.items():
+    """With slots on the CPU: the number of slots follows the load, and results are those of beam search without slots.
+
+    Triton's interpreter runs the kernels there, so everything is small."""
+    for name, value in {"FEW_SLOTS": 1, "MANY_SLOTS": 3, "MANY": 3, "FEW": 1}.items():
         monkeypatch.setattr(batch_runner, name, value)
-    model: Any = Translator.load(folders["translator"]).model
-    options = DecodeConfig(beam=2, max_len_b=4)
-    tasks = [DecodeTask(i, (*range(5, 9 + i % 3), 2), options, (1,)) for i in range(14)]
+    model: Any = Translator.load(save_model(tmp_path / "model", "translator", 1)).model
+    options = DecodeConfig(beam=2, max_len_b=2)
+    tasks = [DecodeTask(i, (*range(5, 7 + i % 3), 2), options, (1,)) for i in range(7)]
 
     def decode(uses_graphs: bool) -> tuple[dict[int, list[int]], set[int]]:
         runner, found, slots, waiting = BatchRunner(model), {}, set(), list(tasks)
@@ -501,7 +503,7 @@ def test_many_sequences_get_more_slots_and_every_one_is_decoded(
     plain, _ = decode(False)
     in_slots, slots = decode(True)
     assert in_slots == plain
-    assert slots == {2, 8}
+    assert slots == {1, 3}
 
 
 def test_sending_does_not_wait_for_the_worker() -> None:
