@@ -67,7 +67,8 @@ def recurrent_form(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, starts: Tensor, initial: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the results by the definition, one token after the other."""
-    q, k, x, log_alpha, state = to_heads(q, k, v, log_decay, initial)
+    q, k, x, log_alpha, state = to_full_precision(q, k, v, log_decay, initial)
+    q, k = (part.repeat_interleave(v.shape[2] // q.shape[2], 2) for part in (q, k))
     found = []
     for t in range(q.shape[1]):
         state = torch.where((starts[:, t] < t)[:, None, None, None], state, 0)
@@ -82,7 +83,7 @@ def parallel_form(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, starts: Tensor, initial: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the results as attention without softmax, in scores of all pairs of tokens."""
-    q, k, x, log_alpha, state = to_heads(q, k, v, log_decay, initial)
+    q, k, x, log_alpha, state = to_full_precision(q, k, v, log_decay, initial)
     o, state = mix_chunk(q, k, x, log_alpha, starts, state, 0)
     return o.to(v.dtype), state
 
@@ -99,7 +100,7 @@ def chunked_form(
     """Return the results chunk by chunk; `chunk` tokens each, by default 64, or 16 with one decay a channel.
 
     With one decay a channel the scores of a chunk need (C, C, K) exponents, which small chunks keep few."""
-    q, k, x, log_alpha, state = to_heads(q, k, v, log_decay, initial)
+    q, k, x, log_alpha, state = to_full_precision(q, k, v, log_decay, initial)
     chunk = chunk or (16 if log_decay is not None and log_decay.dim() == 4 else 64)
     found = []
     for first in range(0, q.shape[1], chunk):
@@ -110,40 +111,68 @@ def chunked_form(
     return torch.cat(found, 1).to(v.dtype), state
 
 
-def to_heads(
+def to_full_precision(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, initial: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """Return q, k (B, T, H, K), v, log_decay (B, T, H, K or 1) and the first state, all in fp32 or float64."""
-    dtype, groups = torch.promote_types(v.dtype, torch.float32), v.shape[2] // q.shape[2]
-    q, k = (x.to(dtype).repeat_interleave(groups, 2) if groups > 1 else x.to(dtype) for x in (q, k))
+    """Return q, k, v, log_decay (B, T, H, K or 1) and the first state (B, H, K, V), all in fp32 or float64."""
+    dtype = torch.promote_types(v.dtype, torch.float32)
     if log_decay is not None:
         log_decay = (log_decay if log_decay.dim() == 4 else log_decay[..., None]).to(dtype)
     shape = (v.shape[0], v.shape[2], q.shape[3], v.shape[3])
-    state = q.new_zeros(shape) if initial is None else initial.to(dtype)
-    return q, k, v.to(dtype), log_decay, state
+    state = v.new_zeros(shape, dtype=dtype) if initial is None else initial.to(dtype)
+    return q.to(dtype), k.to(dtype), v.to(dtype), log_decay, state
 
 
 def mix_chunk(
     q: Tensor, k: Tensor, v: Tensor, log_alpha: Tensor | None, starts: Tensor, state: Tensor, first: int
 ) -> tuple[Tensor, Tensor]:
-    """Return o (B, C, H, V) and the state after a chunk, which begins at column `first` with a state (B, H, K, V)."""
-    index = torch.arange(first, first + q.shape[1], device=q.device)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, C, ...)
+    """Return o (B, C, H, V) and the state after a chunk, which begins at column `first` with a state (B, H, K, V).
+
+    The R heads of a group share queries and keys. Unless there is a decay a channel, products with these are made once for
+    a group, with the values of all its heads beside each other."""
+    groups, index = q.shape[2], torch.arange(first, first + q.shape[1], device=q.device)
+    q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, G, C, K)
+    v = v.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)  # (B, G, R, C, V)
+    state = state.unflatten(1, (groups, -1))  # (B, G, R, K, V)
     seen = ((index <= index[:, None]) & (index >= starts[:, :, None]))[:, None]  # (B, 1, C, C), of query i and key j
     sees_state = (starts < first)[:, None, :, None]  # (B, 1, C, 1), the token's document began before this chunk
     last = starts[:, -1:, None, None]  # (B, 1, 1, 1), where the document begins that continues after the chunk
-    continues, keeps_state = index[:, None] >= last, last < first  # (B, 1, C, 1), (B, 1, 1, 1)
-    if log_alpha is None:
-        scores, late, left, end = q @ k.mT, q, k, state
+    q_late, k_left = (
+        q.where(sees_state, 0),
+        k.where(index[:, None] >= last, 0),
+    )  # what meets the state before, and after
+    total = None
+    if log_alpha is not None:
+        total = log_alpha.transpose(1, 2).unflatten(1, (groups, -1)).cumsum(3)  # (B, G, R, C, K or 1)
+        gaps = (total[:, :, :, :, None] - total[:, :, :, None]).where(seen[:, :, None, ..., None], 0)
+        decay = gaps.exp()  # (B, G, R, C, C, K or 1)
+    if total is not None and total.shape[4] > 1:
+        scores = (q[:, :, None, :, None] * k[:, :, None, None] * decay).sum(-1).where(seen[:, :, None], 0)
+        from_state = (q_late[:, :, None] * total.exp()) @ state
+        added = (k_left[:, :, None] * (total[:, :, :, -1:] - total).exp()).mT @ v
     else:
-        total = log_alpha.transpose(1, 2).cumsum(2)  # (B, H, C, K or 1)
-        decay = (total[:, :, :, None] - total[:, :, None]).where(seen[..., None], 0).exp()  # (B, H, C, C, K or 1)
-        one = total.shape[3] == 1
-        scores = (q @ k.mT) * decay[..., 0] if one else (q[:, :, :, None] * k[:, :, None] * decay).sum(-1)
-        late, left = q * total.exp(), k * (total[:, :, -1:] - total).exp()
-        end = state * total[:, :, -1, :, None].exp()
-    o = scores.where(seen, 0) @ v + late.where(sees_state, 0) @ state
-    return o.transpose(1, 2), end.where(keeps_state, 0) + left.where(continues, 0).mT @ v
+        scores = (q @ k.mT).where(seen, 0)[:, :, None]
+        from_state = split_columns(q_late @ join_columns(state), v)
+        left = v
+        if total is not None:
+            scores = scores * decay[..., 0]
+            from_state = from_state * total.exp()
+            left = v * (total[:, :, :, -1:] - total).exp()
+        added = split_columns(k_left.mT @ join_columns(left), v)
+    end = state if total is None else state * total[:, :, :, -1, :, None].exp()
+    o = scores @ v + from_state
+    end = end.where((last < first)[:, None], 0) + added
+    return o.permute(0, 3, 1, 2, 4).flatten(2, 3), end.flatten(1, 2)
+
+
+def join_columns(x: Tensor) -> Tensor:
+    """Put the columns of the heads of a group beside each other, (B, G, R, n, V) -> (B, G, n, R * V)."""
+    return x.transpose(2, 3).flatten(3)
+
+
+def split_columns(x: Tensor, v: Tensor) -> Tensor:
+    """Separate the heads of a group again, (B, G, n, R * V) -> (B, G, R, n, V)."""
+    return x.unflatten(3, (v.shape[2], v.shape[4])).transpose(2, 3)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor) -> Tensor:

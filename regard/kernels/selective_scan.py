@@ -9,6 +9,7 @@ is the input here; that, the skip connection D x and the gate z are computed on 
 | device and dtype            | form                                                                              |
 |-----------------------------|-----------------------------------------------------------------------------------|
 | CUDA, other than float64    | Triton kernels (kernels/selective_scan_triton.py)                                 |
+| CPU, fp32, much work        | compiled by numba (kernels/selective_scan_numba.py)                               |
 | others                      | `scan_chunks`: the states of one chunk of tokens at a time, in torch              |
 | the definition              | `recurrence`                                                                      |
 
@@ -30,6 +31,7 @@ from regard.kernels.residual_norm import TRITON, multiprocessors
 
 CHUNK = 64  # tokens between two stored states
 LOG2E = 1.4426950408889634
+LARGE = 1 << 24  # states (tokens * channels * N) from which numba takes less time, its compilation included
 
 
 def selective_scan(
@@ -92,10 +94,19 @@ def states_of(h: Tensor, decay: Tensor, new: Tensor) -> Tensor:
     return new
 
 
+def uses_numba(x: Tensor, a: Tensor) -> bool:
+    """Return whether numba computes the scan: fp32 on a CPU, and so many states that its compilation is worth it."""
+    return x.device.type == "cpu" and a.dtype == torch.float32 and x.numel() * a.shape[1] >= LARGE
+
+
 def scan_chunks(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, begins: Tensor, h: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return C . h (B, T, D), the last state, and the state before each chunk (B, chunks, N, D)."""
+    if uses_numba(x, a):
+        from regard.kernels.selective_scan_numba import scan
+
+        return scan(x, dt, a, b, c, begins, h, CHUNK)
     y, kept = torch.empty_like(dt), []
     for s in range(0, x.shape[1], CHUNK):
         own = slice(s, s + CHUNK)
@@ -109,14 +120,20 @@ def scan_chunks(
 
 def scan_chunks_backward(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, begins: Tensor, kept: Tensor, dy: Tensor, carry: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dt, A, B, C and the initial state; `carry` (B, D, N) is that of the last state."""
-    dx, ddt, da = torch.empty_like(dt), torch.empty_like(dt), torch.zeros_like(a)
+) -> tuple[Tensor, ...]:
+    """Return C . h again, and the gradients of x, dt, A, B, C and the initial state; `carry` (B, D, N) is that of the
+    last state."""
+    if uses_numba(x, a):
+        from regard.kernels.selective_scan_numba import scan_backward
+
+        return scan_backward(x, dt, a, b, c, begins, kept, dy, carry, CHUNK)
+    y, dx, ddt, da = torch.empty_like(dt), torch.empty_like(dt), torch.empty_like(dt), torch.zeros_like(a)
     db, dc = torch.empty_like(b), torch.empty_like(c)
     for i in reversed(range(kept.shape[1])):
         own = slice(i * CHUNK, (i + 1) * CHUNK)
         h, decay = kept[:, i].transpose(1, 2), decays(dt[:, own], a, begins[:, own])
         hs = states_of(h, decay, (dt[:, own] * x[:, own])[..., None] * b[:, own, None])
+        y[:, own] = (hs @ c[:, own, :, None])[..., 0]
         dc[:, own] = (dy[:, own, None] @ hs)[..., 0, :]
         g = dy[:, own, :, None] * c[:, own, None]  # (B, t, D, N), becomes the gradient of the states
         for t in reversed(range(g.shape[1])):
@@ -130,7 +147,7 @@ def scan_chunks_backward(
         ddt[:, own] = x[:, own] * each + (g * a).sum(-1)
         dx[:, own] = dt[:, own] * each
         da += (g * dt[:, own, :, None]).sum((0, 1))
-    return dx, ddt, da, db, dc, carry
+    return y, dx, ddt, da, db, dc, carry
 
 
 # ---- operators ---------------------------------------------------------------------------------------------------------
@@ -201,17 +218,16 @@ def backward(
         return run_backward_kernels(grad, grad_final, x, u, a, vectors, skip, bias, starts, gate, states)
     begins = starts == torch.arange(x.shape[1], device=x.device)
     values, raw, (b, c), dy = x.to(a.dtype), u.to(a.dtype) + bias, vectors.chunk(2, -1), grad.to(a.dtype)
-    dt, gates = F.softplus(raw), []
+    dt, gates, by_output = F.softplus(raw), [], dy
     carry = states.new_zeros(len(x), *a.shape) if grad_final is None else grad_final
     if gate is not None:
         z = gate.to(a.dtype)
-        with without_autocast(x.device):
-            y = scan_chunks(values, dt, a, b, c, begins, states[:, 0].transpose(1, 2))[0] + skip * values
         opened = z.sigmoid()
-        gates = [(dy * y * opened * (1 + z * (1 - opened))).to(gate.dtype)]
         dy = dy * z * opened
     with without_autocast(x.device):
-        dx, ddt, da, db, dc, first = scan_chunks_backward(values, dt, a, b, c, begins, states, dy, carry)
+        y, dx, ddt, da, db, dc, first = scan_chunks_backward(values, dt, a, b, c, begins, states, dy, carry)
+    if gate is not None:
+        gates = [(by_output * (y + skip * values) * opened * (1 + z * (1 - opened))).to(gate.dtype)]
     du, dskip = ddt * raw.sigmoid(), (dy * values).sum((0, 1))
     dx = (dx + dy * skip).to(x.dtype)
     return [dx, du.to(u.dtype), da, torch.cat([db, dc], -1), dskip, du.sum((0, 1)), first.contiguous(), *gates]

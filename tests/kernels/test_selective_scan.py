@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -95,6 +96,29 @@ def test_chunks_are_the_recurrence(length: int, gated: bool, begun: bool, monkey
     if length < 64:
         monkeypatch.setattr(selective_scan, "CHUNK", 2)
     compare(make(2, length, 6, 4, gated=gated, begun=begun), document_starts(packed(2, length)), 1e-12)
+
+
+@pytest.mark.skipif(CUDA, reason="for CPUs")
+@pytest.mark.parametrize(
+    ("length", "width", "states", "gated", "begun"), [(70, 80, 16, True, True), (9, 6, 3, False, False)]
+)
+def test_the_compiled_scan_of_a_cpu_is_the_recurrence(
+    length: int, width: int, states: int, gated: bool, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32; 80 channels are two blocks, and 70 tokens two chunks."""
+    monkeypatch.setattr(selective_scan, "LARGE", 0)
+    given = make(2, length, width, states, torch.float32, gated, begun)
+    compare(given, document_starts(packed(2, length)), 2e-5)
+
+
+def test_powers_of_two_of_the_compiled_scan() -> None:
+    """Its polynomial leaves out (f ln 2)^7 / 7!, f up to 0.5, which is 1.2e-7; each of six sums rounds by 6e-8."""
+    pytest.importorskip("numba")
+    from regard.kernels.selective_scan_numba import exp2
+
+    x = -np.concatenate([np.linspace(0, 4, 999), np.linspace(4, 126, 999), [1e9]]).astype(np.float32)
+    found = np.array([exp2(value) for value in x])
+    assert np.allclose(found, np.exp2(np.maximum(x.astype(np.float64), -126)), rtol=4e-7, atol=0)
 
 
 def test_gradients_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
