@@ -8,11 +8,13 @@ answer; symbols, keys and values follow.
 |-------------------|-----------------------------------------------------|-----------------------------------|
 | copying           | m symbols, blanks, m times "answer"                 | the symbols, at the answers       |
 | selective-copying | m symbols scattered among blanks, m times "answer"  | the symbols, in their order       |
-| recall            | n pairs of key and value; later each key once more  | its value, where the key is asked |
+| recall            | n pairs of key and value, then one of the keys at   | its value, where the key is asked |
+|                   | every place, at random                              |                                   |
 | text              | characters                                          | the next character                |
 
 Copying is the test of Arjovsky et al. (2016), selective copying that of Gu and Dao (2023), and associative recall with
-several queries (MQAR) that of Arora et al. (2024).
+several queries (MQAR) that of Arora et al. (2024). They ask for each key once, and leave the other places blank; many
+questions teach the same in fewer steps.
 """
 
 from __future__ import annotations
@@ -47,14 +49,9 @@ class LongRangeTask(Protocol):
         """Return the scores of a model on held-out sequences."""
 
 
-def random_ranks(rows: int, width: int, generator: torch.Generator, first: Tensor | None = None) -> Tensor:
-    """Return a random permutation of 0 .. width - 1 in each row, (rows, width).
-
-    With `first` (rows, 1), the places from there on share the lowest numbers."""
-    noise = torch.rand(rows, width, generator=generator, device=generator.device)
-    if first is not None:
-        noise = noise + (torch.arange(width, device=generator.device) < first)
-    return noise.argsort(1).argsort(1)
+def random_permutations(rows: int, width: int, generator: torch.Generator) -> Tensor:
+    """Return a random permutation of 0 .. width - 1 in each row, (rows, width)."""
+    return torch.rand(rows, width, generator=generator, device=generator.device).argsort(1)
 
 
 def share_right(model: Any, batch: Batch) -> float:
@@ -90,7 +87,7 @@ class Copying:
         device, body = generator.device, self.length - self.copied
         symbols = torch.randint(FIRST, self.vocab, (rows, self.copied), generator=generator, device=device)
         if self.scattered:
-            places = random_ranks(rows, body, generator)[:, : self.copied].sort(1).values
+            places = random_permutations(rows, body, generator)[:, : self.copied].sort(1).values
         else:
             places = torch.arange(self.copied, device=device).expand(rows, -1)
         inputs = torch.full((rows, self.length), BLANK, device=device).scatter(1, places, symbols)
@@ -108,7 +105,7 @@ class Copying:
 
 @dataclass(frozen=True)
 class Recall:
-    """Associative recall: n pairs of key and value, then every key once more at a random place, whose value is asked."""
+    """Associative recall: n pairs of key and value, then at every place one of the keys, whose value is asked."""
 
     length: int
     keys: int  # number of different keys, and of different values
@@ -125,15 +122,13 @@ class Recall:
     def sequences(self, n: Tensor, generator: torch.Generator) -> Batch:
         """Return rows with n (B, 1) pairs each."""
         rows, at = len(n), torch.arange(self.length, device=n.device)
-        keys = FIRST + random_ranks(rows, self.keys, generator)  # (B, keys), all different; pair i has key i
+        keys = FIRST + random_permutations(rows, self.keys, generator)  # (B, keys), all different; pair i has key i
         values = torch.randint(self.keys, (rows, self.keys), generator=generator, device=n.device) + FIRST + self.keys
-        query = random_ranks(rows, self.length, generator, 2 * n)  # which pair each place asks for; below n: it does
-        asks = query < n
-        pair = torch.where(asks, query, at // 2).clamp(max=self.keys - 1)
+        asked = (torch.rand(rows, self.length, generator=generator, device=n.device) * n).long()  # which pair, below n
+        asks = at >= 2 * n
+        pair = torch.where(asks, asked, (at // 2).clamp(max=self.keys - 1))
         key, value = keys.gather(1, pair), values.gather(1, pair)
-        given = torch.where(at % 2 == 0, key, value)
-        inputs = torch.where(asks, key, torch.where(at < 2 * n, given, BLANK))
-        return inputs, torch.where(asks, value, PAD)
+        return torch.where(asks | (at % 2 == 0), key, value), torch.where(asks, value, PAD)
 
     def measure(self, model: Any, rows: int, generator: torch.Generator) -> dict[str, float]:
         """Return the accuracy at each number of pairs."""
