@@ -31,7 +31,7 @@ from regard.kernels.residual_norm import TRITON, multiprocessors
 
 CHUNK = 64  # tokens between two stored states
 LOG2E = 1.4426950408889634
-LARGE = 1 << 24  # states (tokens * channels * N) from which numba takes less time, its compilation included
+LARGE = 1 << 22  # states (tokens * channels * N) from which a model of many layers is faster with numba
 
 
 def selective_scan(
