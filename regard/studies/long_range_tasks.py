@@ -124,7 +124,8 @@ class Recall:
         rows, at = len(n), torch.arange(self.length, device=n.device)
         keys = FIRST + random_permutations(rows, self.keys, generator)  # (B, keys), all different; pair i has key i
         values = torch.randint(self.keys, (rows, self.keys), generator=generator, device=n.device) + FIRST + self.keys
-        asked = (torch.rand(rows, self.length, generator=generator, device=n.device) * n).long()  # which pair, below n
+        noise = torch.rand(rows, self.length, generator=generator, device=n.device)
+        asked = (noise * n).long().minimum(n - 1)  # which pair; a product may be rounded to n
         asks = at >= 2 * n
         pair = torch.where(asks, asked, (at // 2).clamp(max=self.keys - 1))
         key, value = keys.gather(1, pair), values.gather(1, pair)
