@@ -3,7 +3,8 @@
 A step has few rows, so its time is that of reading weights and of launching kernels. The rows together choose nearly all
 experts, whose weights are then read anyway. Sorting rows by expert would take a dozen small kernels to save products that
 cost nothing. Here there are five: the gates, one product with the inner matrices of all experts, the activation times the
-gates, a batched product with the outer matrices, and the sum over experts.
+gates, a batched product with the outer matrices, and the sum over experts. A short prompt is read in the same way: the host
+takes about a millisecond to launch what sorts its tokens, in which the GPU multiplies many of them with all experts.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from regard.kernels.linear_activation import ACTIVATIONS
 from regard.kernels.residual_norm import TRITON
 from regard.kernels.weight_layout import gate_block, split_gates
 
-MOST_ROWS = 256  # more rows than that are limited by arithmetic
+MOST_ROWS = 256  # of a decoding step: more rows than that are limited by arithmetic
+MOST_TOKENS, MOST_FLOPS = 4096, 3e11  # of a prompt, and of a layer with all experts: half a millisecond in bf16
 MOST_EXPERTS = 64  # a program of the kernel holds the logits of all experts
 
 
-def can_multiply_all(x: Tensor, experts: int, k: int) -> bool:
-    """Return whether a step over x (N, C) is faster this way: its rows choose at least half of the experts or so."""
+def can_multiply_all(x: Tensor, experts: int, k: int, weights: int) -> bool:
+    """Return whether a step or a prompt of rows x (N, C) is faster this way: the rows choose at least half of the experts or
+    so, and are few for experts with so many `weights` each."""
     rows = x.shape[0]
-    few = rows <= MOST_ROWS and experts <= min(2 * k * rows, MOST_EXPERTS)
+    short = x.dtype != torch.float32 and rows <= MOST_TOKENS and 2 * rows * experts * weights <= MOST_FLOPS
+    few = rows <= MOST_ROWS or short
+    few = few and experts <= min(2 * k * rows, MOST_EXPERTS)
     return TRITON and x.is_cuda and x.dtype != torch.float64 and few and not torch.is_grad_enabled()
 
 

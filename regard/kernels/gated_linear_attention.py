@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.device import without_autocast
+from regard.kernels.operators import operator
 from regard.kernels.residual_norm import TRITON
 
 CHUNK, CHANNEL_CHUNK = 128, 64  # tokens of a chunk in the Triton kernels; the second with one decay a channel
@@ -194,7 +195,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tenso
 # ---- operators ---------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("regard::gated_linear_attention", mutates_args=())
+@operator("regard::gated_linear_attention")
 def forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, starts: Tensor, initial: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.kernels.operators import operator
 from regard.kernels.residual_norm import TRITON
 
 TILE = 32  # rows
@@ -54,7 +55,7 @@ def grouped_linear(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return result
 
 
-@torch.library.custom_op("regard::grouped_product", mutates_args=())
+@operator("regard::grouped_product")
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor, transposed: bool) -> Tensor:
     """Return x W_g^T of each group, (P, K) and (G, N, K) -> (P, N); transposed, x W_g, (P, N) -> (P, K)."""
     if uses_torch(x, *weight.shape[1:]):

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.device import working_dtype
+from regard.kernels.operators import operator
 from regard.kernels.residual_norm import TRITON, multiprocessors
 from regard.kernels.weight_layout import gate_block, split_gates
 
@@ -74,7 +75,7 @@ def fused(x: Tensor, linear: nn.Module, activation: str, gated: bool) -> Tensor:
 # ---- operators ---------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("regard::activated", mutates_args=())
+@operator("regard::activated")
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, gated: bool) -> tuple[Tensor, Tensor]:
     """Return the result (M, F) for x (M, C), and for the backward pass x W^T + b, or (0,) where the result suffices."""
     bias = None if bias is None else bias.to(x.dtype)

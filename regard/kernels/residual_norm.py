@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.device import working_dtype
+from regard.kernels.operators import operator
 
 MAX_WIDTH = 8192  # numbers of a row: one program holds a whole row
 TRITON = importlib.util.find_spec("triton") is not None
@@ -73,7 +74,7 @@ def fused(x: Tensor, y: Tensor, norm: nn.Module, p: float, dtype: torch.dtype) -
 # ---- operators ---------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("regard::add_norm", mutates_args=())
+@operator("regard::add_norm")
 def forward(
     x: Tensor,
     y: Tensor,

@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.kernels import short_attention_triton as kernels
 from regard.kernels.attention_functions import SHORT_TILE
 from regard.kernels.masks import PAD_POSITION
+from regard.kernels.operators import operator
 from regard.kernels.toeplitz_attention import LOG2E, strides
 
 
@@ -46,7 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: LengthMask, scale: float | Non
 # ---- operators ---------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("regard::short_attention", mutates_args=())
+@operator("regard::short_attention")
 def forward(
     q: Tensor,
     k: Tensor,

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.kernels.operators import operator
 from regard.kernels.residual_norm import TRITON
 
 EMPTY = -1e30  # the exponent of a state without tokens
@@ -111,7 +112,7 @@ def uses_kernels(x: Tensor) -> bool:
     return x.is_cuda and TRITON and x.dtype != torch.float64
 
 
-@torch.library.custom_op("regard::wkv", mutates_args=())
+@operator("regard::wkv")
 def forward(
     k: Tensor, v: Tensor, w: Tensor, u: Tensor, starts: Tensor, initial: Tensor | None, count: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,8 +10,9 @@ y = sum over the chosen experts i of g_i E_i(x). The three forms differ in how g
 
 The weights of all experts are stacked, `inner` (E, F, C) and `outer` (E, C, F), without biases. Tokens are sorted by expert,
 so that the tokens of an expert are neighbouring rows, and each matrix of all experts is one grouped product
-(kernels/grouped_linear.py); a decoding step on a GPU multiplies all experts (kernels/expert_step.py). Every size follows
-from the number of tokens alone, and on a GPU nothing is read by the host, so a step can be captured in a CUDA graph.
+(kernels/grouped_linear.py); decoding on a GPU multiplies all experts where tokens are few (kernels/expert_step.py). Every
+size follows from the number of tokens alone, and on a GPU nothing is read by the host, so a step can be captured in a CUDA
+graph.
 
 The router works in fp32. Neither it nor the experts are quantized on a CPU: layers/quantization.py has int8 for linear
 layers alone, and a decoding step reads only a few of the experts.
@@ -37,6 +38,7 @@ from regard.errors import RegardError
 from regard.kernels.expert_step import can_multiply_all, expert_step, top_k_gates
 from regard.kernels.grouped_linear import TILE, grouped_linear
 from regard.kernels.linear_activation import ACTIVATIONS
+from regard.kernels.operators import operator
 from regard.kernels.weight_layout import gate_block, split_gates
 from regard.layers.context import Context, apply_step, has_hooks
 from regard.layers.part import FeedForward, Place
@@ -59,7 +61,7 @@ def count_rows(assignments: int, experts: int, align: int) -> int:
 
 
 # An operator of its own, which torch.compile leaves as it is: the kernels that it would make of a sort take it a minute.
-@torch.library.custom_op("regard::sort_by_expert", mutates_args=())
+@operator("regard::sort_by_expert")
 def sort_by_expert(chosen: Tensor, experts: int, align: int, least: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sort the assignments `chosen` (M, k) by expert, and those of an expert by token; the number `experts` means dropped.
 
@@ -148,6 +150,7 @@ class Experts(FeedForward):
     renormalizes: ClassVar[bool] = (
         True  # without noise, weights are the probabilities of the chosen divided by their sum
     )
+    drops_tokens: bool = False  # an expert takes only so many tokens of a text
     observed: ClassVar[dict[str, str]] = {"experts": "gates"}
     load: Tensor
     no_loss: Tensor
@@ -207,13 +210,29 @@ class Experts(FeedForward):
                 self.load += torch.cat([counts, real.sum(0, keepdim=True) * self.top_k - counts.sum(0, keepdim=True)])
         return y.view_as(x), routing.loss
 
+    def prefill(self, x: Tensor, ctx: Context, kept: Any) -> tuple[Tensor, Tensor]:
+        """Send the tokens of prompts to their experts, (B, T, C) -> (B, T, C); a few tokens on a GPU by fused kernels."""
+        rows = x.flatten(0, -2)
+        if self.drops_tokens or has_hooks(self.gates) or not self.can_multiply_all(rows):
+            return self(x, ctx)
+        return self.multiply_all(rows, ctx.real.flatten()).view_as(x), self.no_loss
+
     def step(self, x: Tensor, ctx: Context, kept: Any) -> tuple[Tensor, Tensor]:
         """Send one more token of each row to its experts, (N, C) -> (N, C); on a GPU by fused kernels."""
-        if self.training or has_hooks(self) or not can_multiply_all(x, self.experts, self.top_k):
-            return self(x, ctx)
+        return (self.multiply_all(x), self.no_loss) if self.can_multiply_all(x) else self(x, ctx)
+
+    def can_multiply_all(self, x: Tensor) -> bool:
+        """Return whether fused kernels that multiply the tokens x (M, C) with all experts are faster."""
+        plain = not (self.training or has_hooks(self))
+        return plain and can_multiply_all(x, self.experts, self.top_k, self.inner[0].numel() + self.outer[0].numel())
+
+    def multiply_all(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """Return what the experts of the tokens x (M, C) give, 0 where `real` (M,) is false: all experts are multiplied."""
         gates = top_k_gates(x, self.router, self.top_k, self.renormalizes)
+        if real is not None:
+            gates = gates * real[:, None]
         inner, outer = self.inner.to(x.dtype), self.outer.to(x.dtype)
-        return expert_step(x, gates, inner, outer, self.activation, self.gated), self.no_loss
+        return expert_step(x, gates, inner, outer, self.activation, self.gated)
 
     def route(self, x: Tensor, real: Tensor, ctx: Context) -> Routing:
         """Choose the experts of the tokens x (M, C), in fp32 at least, of which `real` (M,) are no padding."""
@@ -381,7 +400,8 @@ class Switch(Experts):
         self.factors = settings.eval_capacity_factor, settings.capacity_factor
         self.capacity, self.jitter = settings.capacity, settings.jitter
         self.balance, self.z_loss = settings.balance, settings.z_loss
-        self.random = settings.jitter > 0
+        self.random, self.drops_tokens = settings.jitter > 0, bool(self.capacity or self.factors[0])
+        self.reads_pieces = not self.drops_tokens  # capacity is counted in whole texts
         self.init_weights()
 
     @classmethod

@@ -274,7 +274,7 @@ def test_what_has_no_gradient_gets_none(name: str, frozen: int) -> None:
 def test_torch_accepts_the_operators(name: str, gated: bool, bias: bool) -> None:
     """Check schemas, fake tensors, autograd and tracing with dynamic shapes."""
     linear, x = make_linear(6, 5, gated, bias), inputs(3, 6)
-    torch.library.opcheck(linear_activation.forward, (x, linear.weight, linear.bias, name, gated))
+    torch.library.opcheck(linear_activation.forward.op, (x, linear.weight, linear.bias, name, gated))
     kept = torch.randn(3, 5 * (1 + gated), device=DEVICE)
     torch.library.opcheck(linear_activation.backward, (torch.randn(3, 5, device=DEVICE), kept, name, gated, bias))
 

@@ -260,7 +260,7 @@ def test_torch_accepts_the_operators(kind: str, p: float) -> None:
     weight, *bias = norm.parameters()
     seed = torch.tensor([7], device=DEVICE) if p else None
     given = (x, y, weight, bias[0] if bias else None, seed, kind == "rms", 1e-5, p, torch.float32)
-    torch.library.opcheck(residual_norm.forward, given)
+    torch.library.opcheck(residual_norm.forward.op, given)
     total, _, stats = (part.detach() for part in residual_norm.forward(*given))
     for by_total in (None, torch.randn_like(total)):
         grads = by_total, torch.randn_like(total)

@@ -289,7 +289,7 @@ def test_torch_accepts_the_operators(dropout: float) -> None:
     lengths = torch.tensor([5, 3], dtype=torch.int32, device=DEVICE)
     seed = torch.tensor([7], device=DEVICE) if dropout else None
     settings = (True, None, dropout)
-    torch.library.opcheck(short_attention.forward, (q, k, v, lengths, seed, *settings), test_utils=checks)
+    torch.library.opcheck(short_attention.forward.op, (q, k, v, lengths, seed, *settings), test_utils=checks)
     lse = short_attention.forward(q, k, v, lengths, seed, *settings)[1]
     plain = [x.detach() for x in (torch.randn_like(q), q, k, v, lengths, lse)]
     torch.library.opcheck(short_attention.backward, (*plain, seed, *settings), test_utils=checks)

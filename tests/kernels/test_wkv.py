@@ -104,4 +104,4 @@ def test_a_text_in_pieces_is_the_whole_in_the_kernel() -> None:
 
 
 def test_the_operator_is_sound() -> None:
-    torch.library.opcheck(wkv.forward, (*(x.detach() for x in make(3, torch.float64)), starts(), None, None))
+    torch.library.opcheck(wkv.forward.op, (*(x.detach() for x in make(3, torch.float64)), starts(), None, None))

@@ -490,6 +490,27 @@ def test_few_experts_only_are_multiplied_at_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(expert_step, "TRITON", True)
     x = cast(Any, SimpleNamespace(shape=(256, 8), is_cuda=True, dtype=torch.bfloat16))
     with torch.no_grad():
-        assert expert_step.can_multiply_all(x, 8, 2)
-        assert expert_step.can_multiply_all(x, 64, 2)
-        assert not expert_step.can_multiply_all(x, 65, 2)
+        assert expert_step.can_multiply_all(x, 8, 2, 10**9)
+        assert expert_step.can_multiply_all(x, 64, 2, 10**9)
+        assert not expert_step.can_multiply_all(x, 65, 2, 10**9)
+        x.shape = (2048, 8)  # a prompt: by the arithmetic of all experts
+        assert expert_step.can_multiply_all(x, 8, 2, 10**6)
+        assert not expert_step.can_multiply_all(x, 8, 2, 10**8)
+
+
+@pytest.mark.parametrize("name", ["noisy-experts", "mixtral", "switch"])
+@torch.no_grad()
+def test_prompts_that_all_experts_multiply_give_what_sorted_tokens_give(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding gives 0. A layer that drops tokens sorts them."""
+    limited = {"switch.eval_capacity_factor": 1.0} if name == "switch" else {}
+    part, x = layer(name, **limited).float().eval(), torch.randn(2, 5, C)
+    ctx = context(5, 2)
+    wanted, _ = part(x, ctx)
+    asked: list[int] = []
+    monkeypatch.setattr(type(part), "can_multiply_all", lambda self, rows: asked.append(len(rows)) or True)
+    found, _ = part.prefill(x, ctx, None)
+    assert asked == ([] if name == "switch" else [10])
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert (found[1, 2:] == 0).all()
