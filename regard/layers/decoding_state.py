@@ -208,14 +208,16 @@ class DecodingState:
             found.append(room[:, :, :end])
         return found
 
-    def advance(self, new: Tensor) -> None:
-        """Mark new columns at positions (B, T) as filled; called once per forward pass, after the last layer."""
-        if new.shape[1] > self.width:  # only prompts have padding
+    def advance(self, new: Tensor, is_prompt: bool = False) -> None:
+        """Mark new columns at positions (B, T) as filled; called once per forward pass, after the last layer.
+
+        They are those of prompts, which may have padding, or one of each hypothesis."""
+        if is_prompt:
             self.gapless = self.gapless and bool((new > PAD_POSITION).all())
-        self.length += new.shape[1] if new.shape[1] > self.width else 1
+        self.length += new.shape[1] if is_prompt else 1
         if self.columns:  # without a KV cache nothing grows with the text
             self.past, self.positions = self.own_past(), self.key_positions(new)
-        self.next = self.next.maximum(new.amax(1) + 1) if new.shape[1] > self.width else self.next + 1
+        self.next = self.next.maximum(new.amax(1) + 1) if is_prompt else self.next + 1
 
     # ---- selection ----------------------------------------------------------------------------------------------------
 

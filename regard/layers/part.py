@@ -130,6 +130,7 @@ class Mixer(Part):
     attends: ClassVar[bool] = False  # compares queries with keys, so that position schemes can act on its scores
     reads: ClassVar[tuple[str, ...]] = HEAD_SETTINGS  # those that it reads; what no mixer of a model reads is refused
     ordered: ClassVar[bool] = True  # knows the order of its tokens without a position scheme
+    reads_pieces: bool = False  # its `prefill` continues an earlier piece of a text, all tokens of the next one at once
     window: int = 0  # width of sliding-window attention, in tokens; 0: unlimited
     share_key: Hashable = ()  # mixers of one class with equal keys share the result of `prepare`
 
@@ -203,6 +204,7 @@ class FeedForward(Part):
     kind = "feedforward"
     auxiliary: ClassVar[bool] = False
     gated: ClassVar[bool] = False  # its first matrix has gates and values (kernels/weight_layout.py)
+    reads_pieces: bool = True  # a text that is read in pieces gives what it gives at once
     fused_step: Callable[[Tensor, nn.Module | None, Tensor | None, Context, Any], Tensor] | None = None
 
     @classmethod

@@ -82,6 +82,8 @@ class Stack(nn.Module):
         caches = any(isinstance(x, Columns) for _, _, named in declared_storage(self.blocks) for x in named.values())
         # A text has a longest length where a KV cache grows with it, or where positions are added to embeddings.
         self.grows = caches or type(first).embed is not PositionScheme.embed
+        # A text whose state does not grow may be read in pieces, where no part needs all of it at once.
+        self.reads_pieces = not self.grows and all(getattr(part, "reads_pieces", True) for part in parts)
 
     @property
     def auxiliary_loss(self) -> Tensor | None:
@@ -144,7 +146,7 @@ class Stack(nn.Module):
                 losses.append(loss)
         self._auxiliary.value = sum(losses[1:], losses[0]) if losses else None
         if state is not None:
-            state.advance(positions)
+            state.advance(positions, is_prompt=True)
         if self.norm is None:
             return x
         return add_norm(x, y, self.norm, self.dropout if self.training else 0.0)[1]

@@ -22,6 +22,9 @@ from regard.models import presets as tables
 from regard.models.initialization import initialize, new_seed
 from regard.models.model import PREDICTION_TASKS, LanguageModel
 
+# Tokens that a model with a state of fixed size reads at once: of all rows together, and at least of one row.
+PREFILL_TOKENS, LEAST_PIECE = 16384, 64
+
 
 class GPT(LanguageModel):
     """A decoder-only language model: GPT, LLaMA, PaLM, BLOOM, convolutional language models."""
@@ -87,13 +90,26 @@ class GPT(LanguageModel):
     def begin(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, DecodingState]:
         """Prefill: read prompts (B, T) of any lengths; return the logits (B, V) after each, and the state to step from."""
         hidden, state = self.prefill(prompt, mask)
-        last = positions_of(prompt).argmax(1)
-        return self.head(hidden[torch.arange(len(prompt), device=prompt.device), last]), state
+        return self.head(hidden), state
 
     def prefill(self, prompt: Tensor, mask: Mask | None = None) -> tuple[Tensor, DecodingState]:
-        """Return the hidden vectors (B, T, C) of prompts (B, T), and the decoding state after each one's last token."""
+        """Return the hidden vector (B, C) of the last token of each prompt (B, T), and the decoding state after it.
+
+        Where the state does not grow, long prompts are read in pieces, so that memory does not grow with them either."""
         state = DecodingState(self, len(prompt), prompt.device, self.embedding.weight.dtype)
-        return self.hidden(prompt, positions_of(prompt), state, mask), state
+        positions, row = positions_of(prompt), torch.arange(len(prompt), device=prompt.device)
+        piece = (
+            max(LEAST_PIECE, PREFILL_TOKENS // max(1, len(prompt))) if self.decoder.reads_pieces else prompt.shape[1]
+        )
+        last, found = positions.argmax(1), None
+        for first in range(0, prompt.shape[1], piece):
+            here = slice(first, first + piece)
+            hidden = self.hidden(prompt[:, here], positions[:, here], state, mask)  # (B, piece, C)
+            at = (last - first).clamp(0, hidden.shape[1] - 1)
+            own = hidden[row, at]
+            found = own if found is None else torch.where((last >= first)[:, None], own, found)
+        assert found is not None
+        return found, state
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
         """Return logits (N, V) after one more token (N,) of each row."""

@@ -192,7 +192,7 @@ class LanguageModel(Model):
         raise NotImplementedError
 
     def prefill(self, prompt: Tensor) -> tuple[Tensor, DecodingState]:
-        """Read prompts (B, T) as `begin` does; return hidden vectors (B, T, C) instead of logits, and the state."""
+        """Read prompts (B, T) as `begin` does; return the hidden vector (B, C) after each, not logits, and the state."""
         raise NotImplementedError
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:

@@ -96,10 +96,10 @@ class RNN(StatefulLanguageModel):
     def begin(self, prompt: Tensor) -> tuple[Tensor, DecodingState]:
         """Prefill: read prompts (B, T) of any lengths; return the logits (B, V) after each, and the state to step from."""
         hidden, state = self.prefill(prompt)
-        return self.head(hidden[:, -1]), state
+        return self.head(hidden), state
 
     def prefill(self, prompt: Tensor) -> tuple[Tensor, DecodingState]:
-        """Return hidden vectors (B, T, C) of prompts (B, T), the last of a row in the last column, and the state after it.
+        """Return the hidden vector (B, C) of the last token of each prompt (B, T), and the decoding state after it.
 
         Rows are moved to the right, so that all end in the last column: padding in front leaves the zero state unchanged."""
         n = prompt.shape[1]
@@ -109,7 +109,7 @@ class RNN(StatefulLanguageModel):
         hidden, after = self.hidden(prompt.gather(1, places % n), real=real)
         state = DecodingState(self, len(prompt), prompt.device, hidden.dtype)
         self.recurrent.store_state(after, state.parts[self])
-        return hidden, state
+        return hidden[:, -1], state
 
     def state(self) -> dict[str, Storage]:
         """Declare the state of each layer; unlike a cache of keys it never grows."""

@@ -139,7 +139,7 @@ def test_in_a_search_each_hypothesis_finds_its_own_past(
     found = layer.prefill(
         x, Context(positions, make_conv_indices(CAUSAL, positions, kernel, dilation), state=state), kept
     )
-    state.advance(positions)
+    state.advance(positions, is_prompt=True)
     said = [[row[:n]] for row, n in zip(x, lengths, strict=True)]  # sentence, hypothesis -> its inputs (T, C)
     for row, (inputs,) in zip(found, said, strict=True):
         torch.testing.assert_close(row[: len(inputs)], expected(layer, inputs[None], True, dilation)[0])

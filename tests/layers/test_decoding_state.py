@@ -92,7 +92,7 @@ def test_the_state_is_concatenation_and_indexing(operations: list[tuple[str, obj
                 assert torch.equal(found[1], columns[i][1])
                 running[i] = 0.5 * running[i] + argument
                 state.parts[layer].running.mul_(0.5).add_(argument)
-            state.advance(new_positions)
+            state.advance(new_positions, is_prompt=True)
         assert torch.equal(state.positions, positions)
         for i, layer in enumerate(LAYERS):
             assert torch.equal(state.parts[layer].running, running[i])
@@ -202,7 +202,7 @@ def test_how_hypotheses_look_at_the_source_is_worked_out_once_for_the_same_sente
 def test_each_row_goes_on_after_its_own_last_token() -> None:
     state = new_state(3)
     assert state.position().tolist() == [0, 0, 0]
-    state.advance(torch.tensor([[0, 1, 2], [0, -1, -1], [0, 1, -1]]))  # a prompt, padded on the right
+    state.advance(torch.tensor([[0, 1, 2], [0, -1, -1], [0, 1, -1]]), is_prompt=True)  # a prompt, padded on the right
     for expected in ([3, 1, 2], [4, 2, 3]):
         assert state.position().tolist() == expected
         state.advance(state.position()[:, None])
@@ -214,14 +214,14 @@ def test_each_row_goes_on_after_its_own_last_token() -> None:
 
 def test_rows_that_may_look_at_every_column_are_known() -> None:
     state = new_state(2)
-    state.advance(ragged(3, 3))
+    state.advance(ragged(3, 3), is_prompt=True)
     assert state.sees_all()
     state.advance(state.position()[:, None])
     assert state.sees_all()
     state.reorder(torch.tensor([[0, 0], [0, 0]]))
     assert not state.sees_all()  # a hypothesis must not see the columns of another
     padded = new_state(2)
-    padded.advance(ragged(3, 2))
+    padded.advance(ragged(3, 2), is_prompt=True)
     assert not padded.sees_all()
 
 

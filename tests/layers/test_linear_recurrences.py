@@ -168,7 +168,7 @@ def test_prompts_in_pieces_and_steps_of_a_search_are_the_formula(name: str, hypo
         positions = torch.where(positions > PAD_POSITION, positions + begun, PAD_POSITION)
         x = torch.randn(*positions.shape, C, dtype=torch.double, generator=rng)
         found = layer.prefill(x, Context(positions, prepared(layer, positions), state=state), kept)
-        state.advance(positions)
+        state.advance(positions, is_prompt=True)
         for row, n in enumerate(lengths):
             said[row] = torch.cat([said[row], x[row, :n]])
             wanted = FORMULAS[name](layer, said[row])[len(said[row]) - n :] if n else found[row, :0]

@@ -199,7 +199,7 @@ def test_prompts_in_pieces_and_steps_are_one_text(name: str) -> None:
             x[row, :n] = texts[row][at[row] : at[row] + n]
             positions[row, :n] = torch.arange(at[row], at[row] + n)
         found = layer.prefill(x, context(positions, CAUSAL, at[0] > 0, state=state)(layer), kept)
-        state.advance(positions)
+        state.advance(positions, is_prompt=True)
         for row, n in enumerate(lengths):
             here = slice(at[row], at[row] + n)
             torch.testing.assert_close(found[row, :n], wanted[row][here], atol=1e-10, rtol=1e-9)

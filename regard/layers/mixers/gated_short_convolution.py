@@ -31,6 +31,7 @@ class GatedShortConvolution(Mixer):
         expand: int = setting(1, "channels of the convolution as a multiple of model.d_model", least=1, most=64)
 
     reads: ClassVar[tuple[str, ...]] = ()
+    reads_pieces = True
 
     @classmethod
     def check(cls, settings: Settings, config: ModelConfig, place: Place) -> None:

@@ -31,6 +31,8 @@ class LinearRecurrence(Mixer):
     A subclass calls `set_state` in its constructor and writes `project` and `finish`; the forms for whole rows, prompts and
     decoding steps follow from them."""
 
+    reads_pieces = True
+
     def set_state(self, heads: int, keys: int, values: int) -> None:
         """Declare the size of the state: (heads, keys, values) for a row."""
         self.state_shape = (heads, keys, values)

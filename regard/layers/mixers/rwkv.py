@@ -56,6 +56,7 @@ class TimeMix(Mixer):
     """A decaying mean of earlier values, weighted by keys: the time mix of RWKV-4 (Peng et al. 2023)."""
 
     reads: ClassVar[tuple[str, ...]] = ()
+    reads_pieces = True
     no_decay: ClassVar[tuple[str, ...]] = ("decay", "bonus", "mix_k", "mix_v", "mix_r")
 
     @classmethod

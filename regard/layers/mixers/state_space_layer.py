@@ -41,6 +41,7 @@ class StateSpaceLayer(Mixer):
     """The base class of S4 and S4D, which say what their linear systems are."""
 
     reads: ClassVar[tuple[str, ...]] = ()
+    reads_pieces = True
 
     @classmethod
     def check(cls, settings: Any, config: ModelConfig, place: Place) -> None:
