@@ -1,11 +1,12 @@
 """Mixers with a state of fixed size beside attention: GPTs of equal parameter count, bf16, one process.
 
-    python benchmarks/recurrences.py [--only train,decode,kernel] [--repeats 3] [--mixers gla,mamba2] [--json FILE]
+    python benchmarks/recurrences.py [--only train,decode,kernel,scan] [--repeats 3] [--mixers gla,mamba2] [--json FILE]
 
 `train` is a step of `regard train` on the same number of tokens in rows of 2k to 32k. `decode` is the time of one more
-token of 4 rows after a context of 1k to 64k tokens, with CUDA graphs, and the memory at its peak. `kernel` is the recurrence
-alone, forward and backward, with its share of the time in which its inputs, results and gradients could be copied. How fast
-training with a mixer is relative to attention has lines of its own.
+token of 4 rows after a context of 1k to 64k tokens, with CUDA graphs; the decoding state of a row; and the memory at its
+peak, weights and reading of the prompts included. `kernel` is gated linear attention alone, forward and backward, with its
+share of the time in which its inputs, results and gradients could be copied; `scan` is Mamba's scan and convolution alone.
+How fast training with a mixer is relative to attention has lines of its own.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from regard.config import DecodeConfig, ModelConfig, TrainConfig
 from regard.decode.constraints import free_decode_graphs
 from regard.decode.generation import generate
 from regard.device import pick_device
+from regard.kernels.causal_convolution import causal_convolution
 from regard.kernels.gated_linear_attention import gated_linear_attention
+from regard.kernels.selective_scan import selective_scan
+from regard.layers.decoding_state import state_bytes
 from regard.models.analysis.cost import Cost
 from regard.models.architectures import PRESETS
 
 GATED = {"activation": "silu", "feedforward": "gated", "bias": False, "norm_kind": "rms", "scale_embeddings": False}
-ATTENTION = {"n_decoder_layers": 24, "d_model": 1024, "n_heads": 16, "d_ff": 2816, "positions": "rope", **GATED}
+ATTENTION = {"n_decoder_layers": 24, "d_model": 1024, "n_heads": 16, "d_ff": 2896, "positions": "rope", **GATED}
 # A name -> its preset of about 350M parameters, settings that differ from it, and the preset of a tiny model.
 MIXERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention": ("gpt-tiny", ATTENTION, "gpt-tiny"),
@@ -109,12 +113,17 @@ def decode(report: Report) -> None:
             for new in (few, many):
                 run(new)
                 clocks.append(
-                    statistics.median(wall(lambda new=new: run(new), device) for _ in range(report.options.repeats))
+                    statistics.median(
+                        wall(lambda new=new, run=run: run(new), device) for _ in range(report.options.repeats)
+                    )
                 )
             what = f"decode, context {length:,}"
             report.put(f"{what}, a token", mixer, 1e3 * max(clocks[1] - clocks[0], 1e-9) / (many - few), "ms")
             report.put(f"{what}, memory", mixer, peak_memory(device), "GiB")
-        del model
+            size = state_bytes(model, 1, 1, length, 0, next(model.parameters()).dtype)
+            report.put(f"{what}, state of a row", mixer, size / 2**20, "MiB")
+        free_decode_graphs(model)
+        del model, run
 
 
 def kernel(report: Report) -> None:
@@ -148,6 +157,42 @@ def kernel(report: Report) -> None:
                 report.put(f"kernel, decay {name}, rows of {length:,}, {what}", "regard", 1e3 * clock, "ms", copied)
 
 
+def scan(report: Report) -> None:
+    """Measure Mamba's scan and short convolution in one layer, 16 states a channel, rows of several lengths."""
+    device, tiny = report.device, report.options.tiny
+    tokens, lengths, width = (32, (16, 32), 8) if tiny else (TOKENS, (2048, 8192, 32768), 2048)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for length in lengths:
+        shape = (tokens // length, length)
+        x, u, z = (torch.randn(*shape, width, device=device, dtype=dtype) for _ in range(3))
+        b, c = (torch.randn(*shape, 16, device=device, dtype=dtype) for _ in range(2))
+        rates, skip, bias = -torch.rand(width, 16, device=device), torch.ones(width, device=device), torch.zeros(width)
+        weight, starts = torch.randn(width, 4, device=device), torch.zeros(shape, dtype=torch.int32, device=device)
+        given = [each.to(device).requires_grad_() for each in (x, u - 4, rates, b, c, skip, bias, z, weight)]
+        names = ("scan", "convolution")
+        runs = (
+            lambda x, u, a, b, c, skip, bias, z, w, starts=starts: selective_scan(x, u, a, b, c, skip, bias, starts, z)[
+                0
+            ],
+            lambda x, u, a, b, c, skip, bias, z, w, starts=starts: causal_convolution(x, w, bias, starts, True),
+        )
+        for name, run in zip(names, runs, strict=True):
+
+            def forward(run: Any = run, given: Any = given) -> Any:
+                with torch.inference_mode():
+                    return run(*given)
+
+            def both(run: Any = run, given: Any = given) -> None:
+                y = run(*given)
+                torch.autograd.grad(y, given, torch.ones_like(y), allow_unused=True)
+
+            for what, work in (("forward", forward), ("both ways", both)):
+                for _ in range(1 if tiny else 3):
+                    work()
+                clock = seconds(work, device, report.options.repeats, 5)
+                report.put(f"{name}, rows of {length:,}, {what}", "regard", 1e3 * clock, "ms")
+
+
 def put_ratio(report: Report, what: str, mixer: str) -> None:
     """Report how fast training with a mixer is relative to attention."""
     found = {row.who: row.value for row in report.rows if row.what == what}
@@ -155,7 +200,7 @@ def put_ratio(report: Report, what: str, mixer: str) -> None:
         report.put(f"{what}, of attention", mixer, 100 * found[mixer] / found["attention"], "%")
 
 
-SECTIONS = {"kernel": kernel, "train": train, "decode": decode}
+SECTIONS = {"kernel": kernel, "scan": scan, "train": train, "decode": decode}
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ is the input here; that, the skip connection D x and the gate z are computed on 
 | others                      | `scan_chunks`: the states of one chunk of tokens at a time, in torch              |
 | the definition              | `recurrence`                                                                      |
 
-The forward pass keeps the state before each chunk, from which the backward pass computes the states of the chunk again.
+The forward pass keeps the state before each chunk, from which the backward pass computes the states of the chunk again. In
+bf16 these are kept in bf16, and gradients are as exact as that; the scan itself continues from a state in fp32.
 Documents of a packed row begin with zeros: `starts` (B, T) is the column at which each token's document begins
 (kernels/masks.py), and h is set to zero where starts[t] = t.
 """
@@ -27,9 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.device import without_autocast
+from regard.kernels.operators import MOST_ROWS, dense_rows, operator
 from regard.kernels.residual_norm import TRITON, multiprocessors
 
 CHUNK = 64  # tokens between two stored states
+TOKENS = 16  # the same in the Triton kernels: the tokens of a tile
 LOG2E = 1.4426950408889634
 LARGE = 1 << 22  # states (tokens * channels * N) from which a model of many layers is faster with numba
 
@@ -48,7 +51,7 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D) in the dtype of x, and the state (B, D, N) after the last token, at least in fp32."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    vectors = torch.cat([b, c], -1).to(exact)  # (B, T, 2N)
+    vectors = torch.cat([b, c], -1).transpose(1, 2).to(exact).contiguous()  # (B, 2N, T)
     a, skip, bias = a.to(exact), skip.to(exact), bias.to(exact)
     y, final, _ = forward(x, u, a, vectors, skip, bias, starts, gate, initial)
     return y, final
@@ -77,6 +80,27 @@ def step(h: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> t
     """Return the next state (B, D, N) and C . h (B, D), from x and dt (B, D), b and c (B, N)."""
     h = torch.exp(dt[..., None] * a) * h + (dt * x)[..., None] * b[:, None]
     return h, (h * c[:, None]).sum(-1)  # a matrix product might be in TF32, or in bf16 under autocast
+
+
+def decoding_step(
+    state: Tensor,  # (N, D, S), at least in fp32
+    x: Tensor,  # (N, D)
+    u: Tensor,  # (N, D)
+    a_log: Tensor,  # (D, S), log(-A)
+    b: Tensor,  # (N, S)
+    c: Tensor,  # (N, S)
+    skip: Tensor,  # (D,)
+    bias: Tensor,  # (D,)
+    gate: Tensor,  # (N, D)
+) -> Tensor:
+    """Return y (N, D) of one more token of each row, and update the state in place: on a GPU one kernel."""
+    if uses_kernels(x) and state.dtype == torch.float32 and state.is_contiguous():
+        return run_step(state, x, u, a_log, b, c, skip, bias, gate)
+    exact = state.dtype
+    value, dt = x.to(exact), F.softplus(u.to(exact) + bias)
+    h, y = step(state, value, dt, -a_log.to(exact).exp(), b.to(exact), c.to(exact))
+    state.copy_(h)
+    return ((y + skip * value) * F.silu(gate.to(exact))).to(x.dtype)
 
 
 # ---- torch -------------------------------------------------------------------------------------------------------------
@@ -155,10 +179,21 @@ def scan_chunks_backward(
 
 def uses_kernels(x: Tensor) -> bool:
     """Return whether the Triton kernels compute the scan of this x."""
-    return x.is_cuda and TRITON and x.dtype != torch.float64
+    return x.is_cuda and TRITON and x.dtype != torch.float64 and len(x) <= MOST_ROWS
 
 
-@torch.library.custom_op("regard::selective_scan", mutates_args=())
+def split_vectors(vectors: Tensor) -> tuple[Tensor, ...]:
+    """Return B and C, (B, T, N) each, of `vectors` (B, 2N, T)."""
+    return vectors.transpose(1, 2).contiguous().chunk(2, -1)
+
+
+def make_states(x: Tensor, a: Tensor) -> Tensor:
+    """Return the memory for the state before each chunk, (B, chunks, N, D)."""
+    chunk, dtype = (TOKENS, torch.promote_types(x.dtype, torch.bfloat16)) if uses_kernels(x) else (CHUNK, a.dtype)
+    return a.new_empty(len(x), -(-x.shape[1] // chunk), *a.shape[::-1], dtype=dtype)
+
+
+@operator("regard::selective_scan")
 def forward(
     x: Tensor,
     u: Tensor,
@@ -170,11 +205,13 @@ def forward(
     gate: Tensor | None,
     initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y (B, T, D), the last state (B, D, N), and the state before each chunk (B, chunks, N, D)."""
+    """Return y (B, T, D), the last state (B, D, N), and the state before each chunk (B, chunks, N, D).
+
+    `vectors` (B, 2N, T) are B and C."""
     if uses_kernels(x):
         return run_forward(x, u, a, vectors, skip, bias, starts, gate, initial)
     begins = starts == torch.arange(x.shape[1], device=x.device)
-    values, dt, (b, c) = x.to(a.dtype), F.softplus(u.to(a.dtype) + bias), vectors.chunk(2, -1)
+    values, dt, (b, c) = x.to(a.dtype), F.softplus(u.to(a.dtype) + bias), split_vectors(vectors)
     h = torch.zeros_like(a).expand(len(x), -1, -1) if initial is None else initial.to(a.dtype)
     with without_autocast(x.device):
         y, final, states = scan_chunks(values, dt, a, b, c, begins, h)
@@ -194,9 +231,7 @@ def _(
     gate: Any,
     initial: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y = x.new_empty(x.shape)
-    chunks = (x.shape[1] + CHUNK - 1) // CHUNK
-    return y, a.new_empty(len(x), *a.shape), a.new_empty(len(x), chunks, a.shape[1], a.shape[0])
+    return x.new_empty(x.shape), a.new_empty(len(x), *a.shape), make_states(x, a)
 
 
 @torch.library.custom_op("regard::selective_scan_backward", mutates_args=())
@@ -217,7 +252,8 @@ def backward(
     if uses_kernels(x):
         return run_backward_kernels(grad, grad_final, x, u, a, vectors, skip, bias, starts, gate, states)
     begins = starts == torch.arange(x.shape[1], device=x.device)
-    values, raw, (b, c), dy = x.to(a.dtype), u.to(a.dtype) + bias, vectors.chunk(2, -1), grad.to(a.dtype)
+    values, raw, dy = x.to(a.dtype), u.to(a.dtype) + bias, grad.to(a.dtype)
+    b, c = split_vectors(vectors)
     dt, gates, by_output = F.softplus(raw), [], dy
     carry = states.new_zeros(len(x), *a.shape) if grad_final is None else grad_final
     if gate is not None:
@@ -230,7 +266,8 @@ def backward(
         gates = [(by_output * (y + skip * values) * opened * (1 + z * (1 - opened))).to(gate.dtype)]
     du, dskip = ddt * raw.sigmoid(), (dy * values).sum((0, 1))
     dx = (dx + dy * skip).to(x.dtype)
-    return [dx, du.to(u.dtype), da, torch.cat([db, dc], -1), dskip, du.sum((0, 1)), first.contiguous(), *gates]
+    dvectors = torch.cat([db, dc], -1).transpose(1, 2).contiguous()
+    return [dx, du.to(u.dtype), da, dvectors, dskip, du.sum((0, 1)), first.contiguous(), *gates]
 
 
 @backward.register_fake
@@ -277,33 +314,77 @@ forward.register_autograd(run_backward, setup_context=setup_context)
 # ---- launches ----------------------------------------------------------------------------------------------------------
 
 BLOCK = 32  # channels of a program: one for each lane of its warp
-STEPS = 8  # tokens of a group in the forward kernel
-BACKWARD_STEPS = 4  # in the backward kernel, which keeps the states of a group in registers
-WARPS = 4  # programs per multiprocessor that keep it busy
+GROUP = 16  # states whose gradients of B and C are gathered before they are stored; the least that a product takes
+WARPS = 16  # programs for each multiprocessor, where time is divided into splits
+ENOUGH = 6  # programs for each multiprocessor from which on it is not
+REGISTERS = 255  # that a thread may have; by itself the compiler takes few, and loads one number after the other
 
 
 def split_size(x: Tensor) -> int:
     """Return how many tokens one program walks through: all of them if batch and channels fill the GPU by themselves.
 
-    A split costs every exponential twice, so there are only as many as the multiprocessors need."""
-    programs = x.shape[0] * -(-x.shape[2] // BLOCK)
-    wanted = WARPS * multiprocessors(x)
-    splits = 1 if programs >= wanted else -(-2 * wanted // programs)
-    chunks = -(-x.shape[1] // CHUNK)
-    return max(1, -(-chunks // splits)) * CHUNK
+    A split costs most exponentials twice."""
+    programs, processors = max(1, x.shape[0] * -(-x.shape[2] // BLOCK)), multiprocessors(x)
+    splits = 1 if programs >= ENOUGH * processors else max(1, WARPS * processors // programs)
+    tiles = -(-x.shape[1] // TOKENS)
+    return max(1, -(-tiles // splits)) * TOKENS
 
 
-def rows_of(x: Tensor) -> Tensor:
-    """Return x (B, T, C), copied unless its rows are dense and follow each other at equal distances."""
-    dense = x.stride(2) == 1 and (x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1))
-    return x if dense else x.contiguous()
+class ScanLaunch:
+    """What the forward and the backward launches share: sizes, the division into splits, and dense tensors."""
 
+    def __init__(
+        self, x: Tensor, u: Tensor, a: Tensor, vectors: Tensor, bias: Tensor, starts: Tensor, gate: Tensor | None
+    ) -> None:
+        from regard.kernels import selective_scan_triton
 
-def tile(x: Tensor, a: Tensor, steps: int) -> dict[str, Any]:
-    """Return the constants that all kernels share."""
-    states, full = a.shape[1], x.shape[1] % steps == 0 and x.shape[2] % BLOCK == 0
-    sizes = {"W": x.shape[2], "N": max(1, 1 << (states - 1).bit_length()), "STATES": states, "BLOCK": BLOCK}
-    return sizes | {"STEPS": steps, "FULL": full, "num_warps": 1, "num_stages": 1}
+        self.kernels = selective_scan_triton
+        (self.batch, self.length, self.width), self.states, self.span = x.shape, a.shape[1], split_size(x)
+        self.splits = -(-self.length // self.span)
+        self.grid = (-(-self.width // BLOCK), self.batch, self.splits)
+        self.local_grid = (*self.grid[:2], self.splits - 1)  # what one split adds is of no use to any other
+        self.x, self.u, self.z = dense_rows(x), dense_rows(u), dense_rows(x if gate is None else gate)
+        self.vectors, self.bias, self.starts = vectors.contiguous(), bias, starts.contiguous()
+        self.a2 = (a * LOG2E).t().contiguous()  # (N, D)
+        full = self.length % TOKENS == 0 and self.width % BLOCK == 0
+        self.warp = {"num_warps": 1, "num_stages": 1, "maxnreg": REGISTERS}
+        self.sink = torch.empty(32 * self.grid[0], dtype=torch.int32, device=x.device)  # what nobody reads
+        self.sizes = {
+            "W": self.width,
+            "STATES": self.states,
+            "BLOCK": BLOCK,
+            "TOKENS": TOKENS,
+            "FULL": full,
+            **self.warp,
+        }
+        self.strides = {"X": self.x.stride(1), "DT": self.u.stride(1)}
+        self.gate = {"Z": self.z.stride(1), "GATE": gate is not None}
+
+    def unroll(self, most: int) -> dict[str, int]:
+        """Return how many states a kernel loads at a time."""
+        return {"UNROLL": next(n for n in (most, 2, 1) if self.states % n == 0)}
+
+    def first_carry(self, given: Tensor | None, local: Any, reverse: bool) -> Tensor:
+        """Return the state that each split begins with, (B, splits, N, D); `given` (B, D, N) is that of the first.
+
+        `local` launches the kernel that computes what each split adds to a state of zeros."""
+        shape = (self.batch, self.splits, self.states, self.width)
+        carry = self.a2.new_zeros(shape)
+        given = (
+            None
+            if given is None
+            else given.to(carry.dtype).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        )
+        if self.splits == 1:
+            return carry if given is None else given[:, None]
+        sums = self.a2.new_empty(self.batch, self.splits, 2, self.width)
+        local(carry, sums)
+        sizes = {"W": self.width, "STATES": self.states, "BLOCK": BLOCK, **self.warp}
+        self.kernels.combine[(self.grid[0], self.batch, self.states)](
+            *(carry if given is None else given, carry, sums, self.a2, self.splits),
+            **sizes, REVERSE=reverse, FIRST=given is not None,
+        )  # fmt: skip
+        return carry
 
 
 def run_forward(
@@ -311,40 +392,20 @@ def run_forward(
     gate: Tensor | None, initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return what `forward` does, by the Triton kernels."""
-    from regard.kernels import selective_scan_triton as kernels
+    call = ScanLaunch(x, u, a, vectors, bias, starts, gate)
 
-    (batch, length, width), states, span = x.shape, a.shape[1], split_size(x)
-    blocks, splits = -(-width // BLOCK), -(-length // span)
-    x, u, vectors, starts = rows_of(x), rows_of(u), vectors.contiguous(), starts.contiguous()
-    b, c, z = vectors, vectors[..., states:], x if gate is None else rows_of(gate)
-    a2 = (a * LOG2E).t().contiguous()
-    first = a2 if initial is None else initial.to(a.dtype).transpose(1, 2).contiguous()
-    y, final = x.new_empty(x.shape), a.new_empty(batch, states, width)
-    kept = a.new_empty(batch, -(-length // CHUNK), states, width)
-    sizes = tile(x, a, STEPS)
-    strides = {"X": x.stride(1), "DT": u.stride(1), "BC": 2 * states}
-    begins = first
-    if splits > 1:
-        begins, sums = a.new_empty(batch, splits, states, width), a.new_empty(batch, splits, 2, width)
-        kernels.local_states[(blocks, batch, splits)](
-            *(x, u, b, a2, bias, starts, begins, sums, length, span, 1), **sizes, **strides
-        )
-        combine(kernels, first, begins, sums, a2, sizes, False, initial is not None)
-    kernels.forward[(blocks, batch, splits)](
-        *(x, u, z, b, c, a2, skip, bias, starts, begins, y, kept, final, length, span, 1),
-        **(sizes | strides | {"Z": z.stride(1), "CHUNK": CHUNK, "GATE": gate is not None, "KEEP": True}),
-        BEGIN=splits > 1 or initial is not None,
-    )
-    return y, final.transpose(1, 2).contiguous(), kept
+    def local(ends: Tensor, sums: Tensor) -> None:
+        call.kernels.local_states[call.local_grid](
+            *(call.x, call.u, call.vectors, call.a2, bias, call.starts, ends, sums, call.sink),
+            *(call.length, call.span, call.splits, 1), **call.sizes, **call.strides, **call.unroll(4),
+        )  # fmt: skip
 
-
-def combine(
-    kernels: Any, first: Tensor, parts: Tensor, sums: Tensor, a2: Tensor, sizes: dict[str, Any], back: bool, given: bool
-) -> None:
-    """Turn the states of splits by themselves, `parts` (B, splits, N, D), into those that the splits begin with."""
-    batch, splits, _, width = parts.shape
-    own = {name: sizes[name] for name in ("W", "N", "STATES", "BLOCK", "num_warps", "num_stages")}
-    kernels.combine[(-(-width // BLOCK), batch)](first, parts, sums, a2, splits, 1, **own, REVERSE=back, FIRST=given)
+    carry, y, kept = call.first_carry(initial, local, False), x.new_empty(x.shape), make_states(x, a)
+    call.kernels.forward[call.grid](
+        *(call.x, call.u, call.z, call.vectors, call.a2, skip, bias, call.starts, carry, y, kept, call.sink),
+        *(call.length, call.span, 1), **call.sizes, **call.strides, **call.gate, **call.unroll(2),
+    )  # fmt: skip
+    return y, carry[:, -1].transpose(1, 2).contiguous(), kept
 
 
 def run_backward_kernels(
@@ -352,35 +413,49 @@ def run_backward_kernels(
     bias: Tensor, starts: Tensor, gate: Tensor | None, states: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     """Return what `backward` does, by the Triton kernels."""
+    call, grad = ScanLaunch(x, u, a, vectors, bias, starts, gate), dense_rows(grad)
+
+    def local(ends: Tensor, sums: Tensor) -> None:
+        call.kernels.local_adjoint[call.local_grid](
+            *(call.u, call.z, call.vectors, grad, call.a2, bias, call.starts, ends, sums, call.sink),
+            *(call.length, call.span, call.splits, 1), **call.sizes, **call.gate, **call.unroll(4),
+            DT=call.u.stride(1), G=grad.stride(1),
+        )  # fmt: skip
+
+    carry = call.first_carry(grad_final, local, True)
+    dx, du, dz = (
+        x.new_empty(x.shape),
+        u.new_empty(u.shape),
+        call.z.new_empty(call.z.shape if gate is not None else (1,)),
+    )
+    blocks, parts = call.grid[0], call.batch * call.splits
+    dvectors = a.new_empty(blocks, call.batch, 2 * call.states, call.length)
+    da, rows = a.new_zeros(parts, call.states, call.width), a.new_empty(2, parts, call.width)
+    exact = not x.is_cuda or x.dtype == torch.float32
+    call.kernels.backward[call.grid](
+        *(call.x, call.u, call.z, call.vectors, grad, call.a2, skip, bias, call.starts, states, carry),
+        *(dx, du, dz, dvectors, da, rows[0], rows[1], call.sink, call.length, call.span, 1),
+        **call.sizes, **call.strides, **call.gate, G=grad.stride(1), EXACT=exact, N=GROUP if call.x.is_cuda else 2,
+    )  # fmt: skip
+    found = [dx, du, da.sum(0).t().contiguous(), dvectors.sum(0), rows[0].sum(0), rows[1].sum(0)]
+    return [*found, carry[:, 0].transpose(1, 2).contiguous(), *([] if gate is None else [dz])]
+
+
+STEP_BLOCK = 32  # channels of a program of the decoding step
+
+
+def run_step(
+    state: Tensor, x: Tensor, u: Tensor, a_log: Tensor, b: Tensor, c: Tensor, skip: Tensor, bias: Tensor, gate: Tensor
+) -> Tensor:
+    """Return what `decoding_step` does, by the Triton kernel; b and c are parts of one tensor."""
     from regard.kernels import selective_scan_triton as kernels
 
-    (batch, length, width), n, span = x.shape, a.shape[1], split_size(x)
-    blocks, splits = -(-width // BLOCK), -(-length // span)
-    grad, x, u, vectors = rows_of(grad), rows_of(x), rows_of(u), vectors.contiguous()
-    starts = starts.contiguous()
-    b, c, z = vectors, vectors[..., n:], x if gate is None else rows_of(gate)
-    a2 = (a * LOG2E).t().contiguous()
-    sizes = tile(x, a, BACKWARD_STEPS)
-    strides = {"DT": u.stride(1), "Z": z.stride(1), "BC": 2 * n, "G": grad.stride(1), "GATE": gate is not None}
-    carries = a2 if grad_final is None else grad_final.transpose(1, 2).contiguous()
-    if splits > 1:
-        last, sums = carries, a.new_empty(batch, splits, 2, width)
-        carries = a.new_empty(batch, splits, n, width)
-        kernels.local_adjoint[(blocks, batch, splits)](
-            *(u, z, c, grad, a2, bias, starts, carries, sums, length, span, 1), **sizes, **strides
-        )
-        combine(kernels, last, carries, sums, a2, sizes, True, grad_final is not None)
-    dx, du, dz = x.new_empty(x.shape), u.new_empty(u.shape), z.new_empty(z.shape if gate is not None else (1,))
-    dvectors = a.new_empty(2, blocks, batch, length, n)
-    da, rows = a.new_empty(batch * splits, n, width), a.new_empty(2, batch * splits, width)
-    first = a.new_empty(batch, n, width)
-    scratch = a.new_empty(batch, splits, CHUNK // BACKWARD_STEPS, n, width)
-    kernels.backward[(blocks, batch, splits)](
-        *(x, u, z, b, c, grad, a2, skip, bias, starts, states, carries, scratch),
-        *(dx, du, dz, dvectors[0], dvectors[1], da, rows[0], rows[1], first, length, span, 1),
-        **(sizes | strides | {"X": x.stride(1), "CHUNK": CHUNK, "CARRY": splits > 1 or grad_final is not None}),
-        EXACT=not x.is_cuda or x.dtype == torch.float32,
-    )
-    db, dc = dvectors.sum(1)
-    found = [dx, du, da.sum(0).t().contiguous(), torch.cat([db, dc], -1), rows[0].sum(0), rows[1].sum(0)]
-    return [*found, first.transpose(1, 2).contiguous(), *([] if gate is None else [dz])]
+    (rows, width, states), y = state.shape, x.new_empty(x.shape)
+    x, u, gate, b, c = (each if each.stride(-1) == 1 else each.contiguous() for each in (x, u, gate, b, c))
+    c = c if c.stride(0) == b.stride(0) else c.contiguous()
+    b = b if b.stride(0) == c.stride(0) else b.contiguous()
+    kernels.step[(-(-width // STEP_BLOCK), rows)](
+        *(state, x, u, a_log.contiguous(), b, c, skip, bias, gate, y, x.stride(0), u.stride(0), b.stride(0), gate.stride(0)),
+        W=width, STATES=states, N=max(2, 1 << (states - 1).bit_length()), BLOCK=STEP_BLOCK, num_warps=1,
+    )  # fmt: skip
+    return y

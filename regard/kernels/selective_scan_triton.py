@@ -1,23 +1,30 @@
 """Triton kernels of kernels/selective_scan.py: the selective scan of Mamba, forward and backward.
 
-A program has BLOCK channels, one for each lane, and keeps the N states of a channel in the registers of its lane. It walks
-through time, so every state costs one exp2 a token, which is what limits the forward kernel: the inputs and outputs of a
-token are a few bytes per channel. Time is divided into splits where batch and channels alone do not fill the GPU:
+A program is one warp. It has BLOCK channels, one for each lane, and walks through time in tiles of TOKENS tokens, which it
+holds in registers: a tile is (BLOCK, TOKENS). For each of the N states in turn it computes the decays of the tile, one exp2
+a token, and runs through the tokens of its lane. The state after the last token waits in memory (`carry`) for the next tile.
+
+Time is divided into splits where batch and channels alone do not fill the GPU:
 
     1. `local_states` gives each split's end state from zeros, and its total decay;
     2. `combine` turns these into the state at the beginning of each split, one split after the other;
-    3. `forward` computes the outputs of a split from there, and stores the state before each chunk of CHUNK tokens.
+    3. `forward` computes the outputs of a split from there, and stores the state before each tile for the backward pass.
 
-The backward pass does likewise with the adjoint recurrence (`local_adjoint`, `combine`, `backward`). States are computed
-again, chunk by chunk: from the stored state the kernel first writes the states before each group of STEPS tokens to scratch
-memory, then takes the groups from the last to the first and holds the STEPS states of a group in registers.
+The backward pass does likewise with the adjoint recurrence (`local_adjoint`, `combine`, `backward`); it computes the states
+of a tile again from the stored one. The gradients of B and C are sums over channels, which lie in different lanes: unless
+EXACT, a product with ones on the tensor cores makes these sums, in TF32.
 
 The decay of a token is exp2(dt A2 + off), A2 = A log2(e). `off` is -1e30 for the first token of a document, which makes
-the decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. A tile of states is
-(N, BLOCK). The argument `one` is 1: as a number that the compiler does not know it keeps Triton from giving four
-channels to a lane. Widths and row strides are constants, so that the addresses of a group's tokens are constant
-offsets. FULL says that no group of STEPS tokens and no block of channels goes beyond an end, so that loads and stores
-need no mask.
+the decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. The argument `one` is 1:
+as a number that the compiler does not know it keeps Triton from giving several channels to a lane. Widths and row strides
+are constants, so that the addresses of a tile are constant offsets from one pointer. FULL says that no tile goes beyond an
+end, so that loads and stores need no mask.
+
+A multiprocessor holds only eight of these warps, which is few to hide the latency of memory. So what the next tile needs is
+brought into the L1 cache a tile ahead: `touch_tile` and `touch_vectors` load one number of each 32 bytes. Triton has no
+instruction for that, so the bits of these numbers are gathered and stored at the end (`sink`), where nobody reads them.
+States are loaded UNROLL at a time, since no load is moved before a store; the backward kernel has no registers for that, and
+loads what is small one state ahead.
 """
 
 # ruff: noqa: RUF005 (Triton has no starred expressions)
@@ -29,13 +36,12 @@ import triton.language as tl
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 RESET: tl.constexpr = tl.constexpr(-1e30)
-NEVER: tl.constexpr = tl.constexpr(-1e4)  # softplus of it is 0
 
 
 @triton.jit
 def softplus(u):
     """Return log(1 + exp(u)), by its series where exp(u) is small."""
-    e = tl.exp2(tl.minimum(u, 20.0) * LOG2E)
+    e = tl.exp2(u * LOG2E)
     series = e * (1.0 - e * (0.5 - e * (0.33333333333 - e * (0.25 - e * 0.2))))
     return tl.where(u > 20.0, u, tl.where(e < 0.05, series, LN2 * tl.log2(1.0 + e)))
 
@@ -46,301 +52,381 @@ def sigmoid(u):
 
 
 @triton.jit
-def load_channels(at, t, T, valid, ROW: tl.constexpr, i: tl.constexpr, FULL: tl.constexpr):
-    """Load one number for each channel at the i-th token of a group, in fp32; `at` points at the first token, which is t."""
+def load_tile(at, i, left, d, valid, ROW: tl.constexpr, FULL: tl.constexpr):
+    """Load a tile (BLOCK, TOKENS) in fp32; `at` points at its first token, and `left` tokens are left in the row."""
     if FULL:
-        return tl.load(at + i * ROW).to(tl.float32)
-    return tl.load(at + i * ROW, mask=tl.where(t + i < T, valid, False), other=0.0).to(tl.float32)
+        return tl.load(at + (i * ROW)[None, :] + d[:, None]).to(tl.float32)
+    mask = (i < left)[None, :] & valid[:, None]
+    return tl.load(at + (i * ROW)[None, :] + d[:, None], mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_delta(at, bias, t, T, valid, ROW: tl.constexpr, i: tl.constexpr, FULL: tl.constexpr):
-    """Load dt as it enters softplus, NEVER beyond the end of the row."""
-    u = load_channels(at, t, T, valid, ROW, i, FULL) + bias
-    return u if FULL else tl.where(t + i < T, u, NEVER)
+def store_tile(at, tile, i, left, d, valid, ROW: tl.constexpr, FULL: tl.constexpr):
+    """Store a tile (BLOCK, TOKENS) where `load_tile` would load it."""
+    at += (i * ROW)[None, :] + d[:, None]
+    if FULL:
+        tl.store(at, tile.to(at.dtype.element_ty))
+    else:
+        tl.store(at, tile.to(at.dtype.element_ty), mask=(i < left)[None, :] & valid[:, None])
 
 
 @triton.jit
-def load_vector(
-    at, t, T, i: tl.constexpr, ROW: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, FULL: tl.constexpr
-):
-    """Load B or C of the i-th token of a group, (N, 1) in fp32."""
-    n = tl.arange(0, N)
-    if FULL and N == STATES:
-        return tl.load(at + i * ROW + n).to(tl.float32)[:, None]
-    return tl.load(at + i * ROW + n, mask=n < tl.where(t + i < T, STATES, 0), other=0.0).to(tl.float32)[:, None]
+def load_steps(at, bias, i, left, d, valid, ROW: tl.constexpr, FULL: tl.constexpr):
+    """Load a tile of step sizes dt, 0 beyond the end of the row."""
+    dt = softplus(load_tile(at, i, left, d, valid, ROW, FULL) + bias[:, None])
+    return dt if FULL else tl.where((i < left)[None, :], dt, 0.0)
 
 
 @triton.jit
-def load_offset(starts, t, T, i: tl.constexpr, FULL: tl.constexpr):
-    """Return RESET if a document begins at the i-th token of a group, otherwise 0."""
-    start = tl.load(starts + t + i) if FULL else tl.load(starts + t + i, mask=t + i < T, other=-1)
+def load_tokens(at, i, left, FULL: tl.constexpr):
+    """Load one number for each token of a tile, (TOKENS,): one state of B or C."""
+    return tl.load(at + i) if FULL else tl.load(at + i, mask=i < left, other=0.0)
+
+
+@triton.jit
+def load_offsets(starts, t, i, left, FULL: tl.constexpr):
+    """Return RESET for each token of a tile with which a document begins, otherwise 0, (TOKENS,)."""
+    start = tl.load(starts + t + i) if FULL else tl.load(starts + t + i, mask=i < left, other=-1)
     return tl.where(start == t + i, RESET, 0.0)
 
 
 @triton.jit
-def store_channels(at, value, t, T, valid, ROW: tl.constexpr, i: tl.constexpr, FULL: tl.constexpr):
-    """Store one number for each channel at the i-th token of a group."""
-    if FULL:
-        tl.store(at + i * ROW, value.to(at.dtype.element_ty))
-    else:
-        tl.store(at + i * ROW, value.to(at.dtype.element_ty), mask=tl.where(t + i < T, valid, False))
+def pick(tile, hit):
+    """Return the token of a tile at which `hit` (1, TOKENS) is true, (BLOCK,): a register, since xor with 0 is no work."""
+    bits = tl.where(hit, tile.to(tl.int32, bitcast=True), 0)
+    return tl.xor_sum(bits, 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def touch_tile(at, left, first, W, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Load two channels of each of 16 tokens of a tile, (32,) as bits; `first` is the tile's first channel."""
+    k = tl.arange(0, 32)
+    d = first + (k % 2) * (BLOCK // 2)
+    found = tl.load(at + (k // 2) * ROW + d, mask=(k // 2 < left) & (d < W), other=0.0)
+    return found.to(tl.float32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def touch_vectors(at, T, left, STATES: tl.constexpr):
+    """Load two tokens of each state of B and C of a tile, (32,) as bits."""
+    k = tl.arange(0, 32)
+    found = tl.load(at + k * T, mask=k < tl.where(left > 0, 2 * STATES, 0), other=0.0)
+    more = tl.load(at + k * T + 8, mask=k < tl.where(left > 8, 2 * STATES, 0), other=0.0)
+    return found.to(tl.int32, bitcast=True) ^ more.to(tl.int32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["one"])
 def local_states(
-    x, dt, b, a2, bias, starts, ends, decays, T, SPAN, one,
-    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, BC: tl.constexpr,
-    N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, FULL: tl.constexpr,
+    x, dt, vectors, a2, bias, starts, ends, decays, sink, T, SPAN, SPLITS, one,
+    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, STATES: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Write the state at the end of each split that begins with zeros, and the sums of dt and of offsets."""
-    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, split, splits = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.num_programs(2)
-    n, valid = tl.arange(0, N), d < W
-    at, inside = n[:, None] * W + d[None, :] * one, (n < STATES)[:, None] & valid[None, :]
-    a = tl.load(a2 + at, mask=inside, other=0.0)
-    u = tl.load(bias + d, mask=valid, other=0.0)
-    starts += row * T
-    h = tl.zeros((N, BLOCK), tl.float32)
+    """Write the state at the end of each split but the last, from zeros, and the sums of dt and of offsets.
+
+    `ends` are zeros at the beginning."""
+    block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    d, i = (block * BLOCK + tl.arange(0, BLOCK)) * one, tl.arange(0, TOKENS)
+    which, valid = row * SPLITS + split, d < W
+    shift = tl.load(bias + d, mask=valid, other=0.0)
+    ends += which * STATES * W
+    vectors += row * 2 * STATES * T
     total, offset = tl.zeros((BLOCK,), tl.float32), 0.0
-    for t in range(split * SPAN, tl.minimum(split * SPAN + SPAN, T), STEPS):
-        first = row * T + t
-        values, steps, keys = x + first * X + d, dt + first * DT + d, b + first * BC
-        for i in tl.static_range(STEPS):
-            delta = softplus(load_delta(steps, u, t, T, valid, DT, i, FULL))
-            off = load_offset(starts, t, T, i, FULL)
-            new = delta * load_channels(values, t, T, valid, X, i, FULL)
-            new = load_vector(keys, t, T, i, BC, N, STATES, FULL) * new[None, :]
-            h = tl.exp2(delta[None, :] * a + off) * h + new
-            total += delta
-            offset += off
-    which = row * splits + split
-    tl.store(ends + which * STATES * W + at, h, mask=inside)
+    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
+    for t in range(split * SPAN, tl.minimum(split * SPAN + SPAN, T), TOKENS):
+        first, left = row * T + t, T - t
+        delta = load_steps(dt + first * DT, shift, i, left, d, valid, DT, FULL)
+        off = load_offsets(starts + row * T, t, i, left, FULL)
+        new = delta * load_tile(x + first * X, i, left, d, valid, X, FULL)
+        touched ^= ahead
+        ahead = touch_vectors(vectors + t + TOKENS, T, left - TOKENS, STATES)
+        ahead ^= touch_tile(x + (first + TOKENS) * X, left - TOKENS, block * BLOCK, W, X, BLOCK)
+        ahead ^= touch_tile(dt + (first + TOKENS) * DT, left - TOKENS, block * BLOCK, W, DT, BLOCK)
+        for n in range(0, STATES, UNROLL):
+            rates, keys, states = (), (), ()
+            for j in tl.static_range(UNROLL):
+                rates = rates + (tl.load(a2 + (n + j) * W + d, mask=valid, other=0.0),)
+                keys = keys + (load_tokens(vectors + (n + j) * T + t, i, left, FULL),)
+                states = states + (tl.load(ends + (n + j) * W + d, mask=valid, other=0.0),)
+            for j in tl.static_range(UNROLL):
+                decay = tl.exp2(delta * rates[j][:, None] + off[None, :])
+                added, h = new * keys[j][None, :], states[j]
+                for k in tl.static_range(TOKENS):
+                    hit = (i == k)[None, :]
+                    h = pick(decay, hit) * h + pick(added, hit)
+                tl.store(ends + (n + j) * W + d, h, mask=valid)
+        total += tl.sum(delta, 1)
+        offset += tl.sum(off, 0)
+        tl.debug_barrier()
     tl.store(decays + which * 2 * W + d, total, mask=valid)
     tl.store(decays + (which * 2 + 1) * W + d, total * 0.0 + offset, mask=valid)
-
-
-@triton.jit(do_not_specialize=["one"])
-def combine(
-    first, parts, decays, a2, SPLITS, one,
-    W: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
-    FIRST: tl.constexpr,
-):  # fmt: skip
-    """Replace each split's own end state by the state that it begins with; REVERSE goes from the last split to the first."""
-    d, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N)
-    row, valid = tl.program_id(1).to(tl.int64), d < W
-    at, inside = n[:, None] * W + d[None, :] * one, (n < STATES)[:, None] & valid[None, :]
-    a = tl.load(a2 + at, mask=inside, other=0.0)
-    h = tl.zeros((N, BLOCK), tl.float32)
-    if FIRST:
-        h = tl.load(first + row * STATES * W + at, mask=inside, other=0.0)
-    for i in range(SPLITS):
-        which = row * SPLITS + (SPLITS - 1 - i if REVERSE else i)
-        own = tl.load(parts + which * STATES * W + at, mask=inside, other=0.0)
-        tl.store(parts + which * STATES * W + at, h, mask=inside)
-        total = tl.load(decays + which * 2 * W + d, mask=valid, other=0.0)
-        offset = tl.load(decays + (which * 2 + 1) * W + d, mask=valid, other=0.0)
-        h = tl.exp2(total[None, :] * a + offset[None, :]) * h + own
-
-
-@triton.jit(do_not_specialize=["one"])
-def forward(
-    x, dt, gate, b, c, a2, skip, bias, starts, begins, y, states, final, T, SPAN, one,
-    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, BC: tl.constexpr,
-    N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
-    GATE: tl.constexpr, BEGIN: tl.constexpr, KEEP: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    """Write the outputs of a split, the state before each of its chunks if KEEP, and the state after the last split."""
-    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, split, splits = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.num_programs(2)
-    n, valid = tl.arange(0, N), d < W
-    at, inside = n[:, None] * W + d[None, :] * one, (n < STATES)[:, None] & valid[None, :]
-    a = tl.load(a2 + at, mask=inside, other=0.0)
-    u = tl.load(bias + d, mask=valid, other=0.0)
-    direct = tl.load(skip + d, mask=valid, other=0.0)
-    h = tl.zeros((N, BLOCK), tl.float32)
-    if BEGIN:
-        h = tl.load(begins + (row * splits + split) * STATES * W + at, mask=inside, other=0.0)
-    starts += row * T
-    states += row * ((T + CHUNK - 1) // CHUNK) * STATES * W
-    for t in range(split * SPAN, tl.minimum(split * SPAN + SPAN, T), STEPS):
-        if KEEP:  # noqa: SIM102 (decided when the kernel is compiled)
-            if t % CHUNK == 0:
-                tl.store(states + (t // CHUNK) * STATES * W + at, h, mask=inside)
-        first = row * T + t
-        values, steps, gates = x + first * X + d, dt + first * DT + d, gate + first * Z + d
-        keys, queries = b + first * BC, c + first * BC
-        outputs = ()
-        for i in tl.static_range(STEPS):
-            delta = softplus(load_delta(steps, u, t, T, valid, DT, i, FULL))
-            value = load_channels(values, t, T, valid, X, i, FULL)
-            off = load_offset(starts, t, T, i, FULL)
-            new = load_vector(keys, t, T, i, BC, N, STATES, FULL) * (delta * value)[None, :]
-            h = tl.exp2(delta[None, :] * a + off) * h + new
-            out = tl.sum(h * load_vector(queries, t, T, i, BC, N, STATES, FULL), 0) + direct * value
-            if GATE:
-                z = load_channels(gates, t, T, valid, Z, i, FULL)
-                out *= z * sigmoid(z)
-            outputs = outputs + (out,)
-        for i in tl.static_range(STEPS):  # after all loads, which the compiler does not move across a store
-            store_channels(y + first * W + d, outputs[i], t, T, valid, W, i, FULL)
-    if split == splits - 1:
-        tl.store(final + row * STATES * W + at, h, mask=inside)
+    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
 
 
 @triton.jit(do_not_specialize=["one"])
 def local_adjoint(
-    dt, gate, c, grad, a2, bias, starts, carries, decays, T, SPAN, one,
-    W: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, BC: tl.constexpr, G: tl.constexpr,
-    N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    GATE: tl.constexpr, FULL: tl.constexpr,
+    dt, gate, vectors, grad, a2, bias, starts, ends, decays, sink, T, SPAN, SPLITS, one,
+    W: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of each split's initial state by its own outputs, and the sums of dt and of offsets."""
-    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, split, splits = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.num_programs(2)
-    n, valid = tl.arange(0, N), d < W
-    at, inside = n[:, None] * W + d[None, :] * one, (n < STATES)[:, None] & valid[None, :]
-    a = tl.load(a2 + at, mask=inside, other=0.0)
-    u = tl.load(bias + d, mask=valid, other=0.0)
-    starts += row * T
-    g = tl.zeros((N, BLOCK), tl.float32)
+    """Write the gradient of the state before each split but the first, by the split's own tokens, and the sums of dt and of
+    offsets.
+
+    `ends` are zeros at the beginning."""
+    block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) + 1
+    d, i = (block * BLOCK + tl.arange(0, BLOCK)) * one, tl.arange(0, TOKENS)
+    which, valid = row * SPLITS + split, d < W
+    shift = tl.load(bias + d, mask=valid, other=0.0)
+    ends += which * STATES * W
+    vectors += row * 2 * STATES * T
     total, offset = tl.zeros((BLOCK,), tl.float32), 0.0
-    groups = tl.cdiv(tl.minimum(SPAN, T - split * SPAN), STEPS)
-    for back in range(0, groups):
-        t = split * SPAN + (groups - 1 - back) * STEPS
-        first = row * T + t
-        steps, queries = dt + first * DT + d, c + first * BC
-        gates, grads = gate + first * Z + d, grad + first * G + d
-        for j in tl.static_range(STEPS):
-            delta = softplus(load_delta(steps, u, t, T, valid, DT, STEPS - 1 - j, FULL))
-            off = load_offset(starts, t, T, STEPS - 1 - j, FULL)
-            dy = load_channels(grads, t, T, valid, G, STEPS - 1 - j, FULL)
-            if GATE:
-                z = load_channels(gates, t, T, valid, Z, STEPS - 1 - j, FULL)
-                dy *= z * sigmoid(z)
-            g += load_vector(queries, t, T, STEPS - 1 - j, BC, N, STATES, FULL) * dy[None, :]
-            g *= tl.exp2(delta[None, :] * a + off)
-            total += delta
-            offset += off
-    which = row * splits + split
-    tl.store(carries + which * STATES * W + at, g, mask=inside)
+    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
+    tiles = tl.cdiv(tl.minimum(SPAN, T - split * SPAN), TOKENS)
+    for back in range(0, tiles):
+        t = split * SPAN + (tiles - 1 - back) * TOKENS
+        first, left = row * T + t, T - t
+        delta = load_steps(dt + first * DT, shift, i, left, d, valid, DT, FULL)
+        off = load_offsets(starts + row * T, t, i, left, FULL)
+        dy = load_tile(grad + first * G, i, left, d, valid, G, FULL)
+        if GATE:
+            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL)
+            dy *= z * sigmoid(z)
+        touched ^= ahead  # a split but the first has tokens before it
+        ahead = touch_vectors(vectors + t - TOKENS, T, TOKENS, STATES)
+        ahead ^= touch_tile(dt + (first - TOKENS) * DT, TOKENS, block * BLOCK, W, DT, BLOCK)
+        ahead ^= touch_tile(grad + (first - TOKENS) * G, TOKENS, block * BLOCK, W, G, BLOCK)
+        ahead ^= touch_tile(gate + (first - TOKENS) * Z, TOKENS, block * BLOCK, W, Z, BLOCK)
+        for n in range(0, STATES, UNROLL):
+            rates, queries, grads = (), (), ()
+            for j in tl.static_range(UNROLL):
+                rates = rates + (tl.load(a2 + (n + j) * W + d, mask=valid, other=0.0),)
+                queries = queries + (load_tokens(vectors + (STATES + n + j) * T + t, i, left, FULL),)
+                grads = grads + (tl.load(ends + (n + j) * W + d, mask=valid, other=0.0),)
+            for j in tl.static_range(UNROLL):
+                decay = tl.exp2(delta * rates[j][:, None] + off[None, :])
+                own, g = dy * queries[j][None, :], grads[j]
+                for k in tl.static_range(TOKENS):
+                    hit = (i == TOKENS - 1 - k)[None, :]
+                    g = pick(decay, hit) * (g + pick(own, hit))
+                tl.store(ends + (n + j) * W + d, g, mask=valid)
+        total += tl.sum(delta, 1)
+        offset += tl.sum(off, 0)
+        tl.debug_barrier()
     tl.store(decays + which * 2 * W + d, total, mask=valid)
     tl.store(decays + (which * 2 + 1) * W + d, total * 0.0 + offset, mask=valid)
+    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
 
 
 @triton.jit
-def store_channel_sums(to, p, t, T, i: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr,
-                       EXACT: tl.constexpr):  # fmt: skip
-    """Store the sums over the channels of p (N, BLOCK) for the i-th token of a group.
+def combine(
+    first, parts, decays, a2, SPLITS,
+    W: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Replace each split's own end state by the state that it begins with; REVERSE goes from the last split to the first."""
+    d, n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(2)
+    row, valid = tl.program_id(1).to(tl.int64), d < W
+    a = tl.load(a2 + n * W + d, mask=valid, other=0.0)
+    h = tl.zeros((BLOCK,), tl.float32)
+    if FIRST:
+        h = tl.load(first + (row * STATES + n) * W + d, mask=valid, other=0.0)
+    for i in range(SPLITS):
+        which = row * SPLITS + (SPLITS - 1 - i if REVERSE else i)
+        own = tl.load(parts + (which * STATES + n) * W + d, mask=valid, other=0.0)
+        tl.store(parts + (which * STATES + n) * W + d, h, mask=valid)
+        total = tl.load(decays + which * 2 * W + d, mask=valid, other=0.0)
+        offset = tl.load(decays + (which * 2 + 1) * W + d, mask=valid, other=0.0)
+        h = tl.exp2(total * a + offset) * h + own
 
-    The channels are in different lanes, where a sum takes five exchanges for each of the N numbers; a product with ones on
-    the tensor cores takes a few instructions. It rounds its addends to bf16, as the gradient will be."""
-    n = tl.arange(0, N)
-    if EXACT:
-        tl.store(to + i * STATES + n, tl.sum(p, 1), mask=n < tl.where(t + i < T, STATES, 0))
-    else:
-        column = tl.arange(0, 16)[None, :]
-        sums = tl.dot(p.to(tl.bfloat16), tl.full((BLOCK, 16), 1.0, tl.bfloat16))
-        mask = (n < tl.where(t + i < T, STATES, 0))[:, None] & (column == 0)
-        tl.store(to + i * STATES + n[:, None] + column * 0, sums, mask=mask)
+
+@triton.jit(do_not_specialize=["one"])
+def forward(
+    x, dt, gate, vectors, a2, skip, bias, starts, carry, y, states, sink, T, SPAN, one,
+    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, STATES: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Write the outputs of a split and the state before each of its tiles.
+
+    `carry` (N, W) of a split is the state before it at the beginning, and the state after it at the end."""
+    block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    d, i = (block * BLOCK + tl.arange(0, BLOCK)) * one, tl.arange(0, TOKENS)
+    valid = d < W
+    shift = tl.load(bias + d, mask=valid, other=0.0)
+    direct = tl.load(skip + d, mask=valid, other=0.0)
+    carry += (row * tl.num_programs(2) + split) * STATES * W
+    states += row * tl.cdiv(T, TOKENS) * STATES * W
+    vectors += row * 2 * STATES * T
+    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
+    for t in range(split * SPAN, tl.minimum(split * SPAN + SPAN, T), TOKENS):
+        first, left = row * T + t, T - t
+        value = load_tile(x + first * X, i, left, d, valid, X, FULL)
+        delta = load_steps(dt + first * DT, shift, i, left, d, valid, DT, FULL)
+        off = load_offsets(starts + row * T, t, i, left, FULL)
+        new, out = delta * value, direct[:, None] * value
+        touched ^= ahead
+        ahead = touch_tile(gate + first * Z, left, block * BLOCK, W, Z, BLOCK)
+        ahead ^= touch_vectors(vectors + t + TOKENS, T, left - TOKENS, STATES)
+        ahead ^= touch_tile(x + (first + TOKENS) * X, left - TOKENS, block * BLOCK, W, X, BLOCK)
+        ahead ^= touch_tile(dt + (first + TOKENS) * DT, left - TOKENS, block * BLOCK, W, DT, BLOCK)
+        before = states + (row * 0 + t // TOKENS) * STATES * W  # 64 bits, as those of the row
+        for n in range(0, STATES, UNROLL):
+            rates, keys, queries, old = (), (), (), ()
+            for j in tl.static_range(UNROLL):
+                rates = rates + (tl.load(a2 + (n + j) * W + d, mask=valid, other=0.0),)
+                keys = keys + (load_tokens(vectors + (n + j) * T + t, i, left, FULL),)
+                queries = queries + (load_tokens(vectors + (STATES + n + j) * T + t, i, left, FULL),)
+                old = old + (tl.load(carry + (n + j) * W + d, mask=valid, other=0.0),)
+            for j in tl.static_range(UNROLL):
+                h = old[j]
+                tl.store(before + (n + j) * W + d, h.to(states.dtype.element_ty), mask=valid)
+                decay = tl.exp2(delta * rates[j][:, None] + off[None, :])
+                hs = new * keys[j][None, :]  # what is added to the state, then the state after each token
+                for k in tl.static_range(TOKENS):
+                    hit = (i == k)[None, :]
+                    h = pick(decay, hit) * h + pick(hs, hit)
+                    hs = tl.where(hit, h[:, None], hs)
+                out += hs * queries[j][None, :]
+                tl.store(carry + (n + j) * W + d, h, mask=valid)
+        if GATE:
+            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL)
+            out *= z * sigmoid(z)
+        store_tile(y + first * W, out, i, left, d, valid, W, FULL)
+        tl.debug_barrier()
+    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
 
 
 @triton.jit(do_not_specialize=["one"])
 def backward(
-    x, dt, gate, b, c, grad, a2, skip, bias, starts, states, carries, scratch,
-    dx, ddt, dgate, db, dc, da, dskip, dbias, dinitial, T, SPAN, one,
-    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, BC: tl.constexpr, G: tl.constexpr,
-    N: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, STEPS: tl.constexpr,
-    GATE: tl.constexpr, CARRY: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr,
+    x, dt, gate, vectors, grad, a2, skip, bias, starts, states, carry,
+    dx, ddt, dgate, dvectors, da, dskip, dbias, sink, T, SPAN, one,
+    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr,
+    N: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    GATE: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Write all gradients of a split; those of B and C as sums over the program's channels, those of A, D and the bias of dt
-    as sums over the split's tokens, and those of the initial state by the first split."""
-    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    split, splits = tl.program_id(2), tl.num_programs(2)
-    d = block * BLOCK + tl.arange(0, BLOCK)
-    n, valid = tl.arange(0, N), d < W
-    at, inside = n[:, None] * W + d[None, :] * one, (n < STATES)[:, None] & valid[None, :]
-    a = tl.load(a2 + at, mask=inside, other=0.0)
-    u = tl.load(bias + d, mask=valid, other=0.0)
+    as sums over the split's tokens.
+
+    `carry` (N, W) of a split is the gradient of the state after it at the beginning, and of the state before it at the end.
+    `da` are zeros at the beginning."""
+    block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    d, i = (block * BLOCK + tl.arange(0, BLOCK)) * one, tl.arange(0, TOKENS)
+    which, valid, column = row * tl.num_programs(2) + split, d < W, tl.arange(0, N)
+    shift = tl.load(bias + d, mask=valid, other=0.0)
     direct = tl.load(skip + d, mask=valid, other=0.0)
-    which, unit = row * splits + split, one.to(tl.float32)
-    g = tl.zeros((N, BLOCK), tl.float32)  # the gradient of the state after the token, by later tokens
-    if CARRY:
-        g = tl.load(carries + which * STATES * W + at, mask=inside, other=0.0)
-    sum_a = tl.zeros((N, BLOCK), tl.float32)
+    carry += which * STATES * W
+    da += which * STATES * W
+    states += row * tl.cdiv(T, TOKENS) * STATES * W
+    vectors += row * 2 * STATES * T
+    dvectors += (block * tl.num_programs(1).to(tl.int64) + row) * 2 * STATES * T
     sum_skip, sum_bias = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    partial = (block * tl.num_programs(1).to(tl.int64) + row) * T * STATES
-    scratch += which * (CHUNK // STEPS) * STATES * W
-    starts += row * T
-    chunks = (T + CHUNK - 1) // CHUNK
-    states += row * chunks * STATES * W
-    last = tl.minimum((split + 1) * (SPAN // CHUNK), chunks)
-    for back in range(0, last - split * (SPAN // CHUNK)):
-        begin = (last - 1 - back) * CHUNK
-        groups = tl.cdiv(tl.minimum(CHUNK, T - begin), STEPS)
-        h = tl.load(states + (last - 1 - back) * STATES * W + at, mask=inside, other=0.0)
-        for group in range(0, groups):
-            tl.store(scratch + group * STATES * W + at, h, mask=inside)
-            t = begin + group * STEPS
-            first = row * T + t
-            values, steps, keys = x + first * X + d, dt + first * DT + d, b + first * BC
-            for i in tl.static_range(STEPS):
-                delta = softplus(load_delta(steps, u, t, T, valid, DT, i, FULL))
-                off = load_offset(starts, t, T, i, FULL)
-                new = delta * load_channels(values, t, T, valid, X, i, FULL)
-                new = load_vector(keys, t, T, i, BC, N, STATES, FULL) * new[None, :]
-                h = tl.exp2(delta[None, :] * a + off) * h + new
-        tl.debug_barrier()
-        for backwards in range(0, groups):
-            group = groups - 1 - backwards
-            t = begin + group * STEPS
-            first = row * T + t
-            values, steps, gates = x + first * X + d, dt + first * DT + d, gate + first * Z + d
-            keys, queries, grads = b + first * BC, c + first * BC, grad + first * G + d
-            h = tl.load(scratch + group * STATES * W + at, mask=inside, other=0.0)
-            kept = (h,)  # the state before each token of the group, and after the last
-            inputs, deltas, numbers, offsets = (), (), (), ()
-            for i in tl.static_range(STEPS):
-                raw = load_delta(steps, u, t, T, valid, DT, i, FULL)
-                delta = softplus(raw)
-                off = load_offset(starts, t, T, i, FULL)
-                value = load_channels(values, t, T, valid, X, i, FULL)
-                new = load_vector(keys, t, T, i, BC, N, STATES, FULL) * (delta * value)[None, :]
-                h = tl.exp2(delta[None, :] * a + off) * h + new
-                kept, numbers, offsets = kept + (h,), numbers + (value,), offsets + (off,)
-                inputs, deltas = inputs + (raw,), deltas + (delta,)
-            for j in tl.static_range(STEPS):
-                value, delta = numbers[STEPS - 1 - j], deltas[STEPS - 1 - j]
-                after, before = kept[STEPS - j], kept[STEPS - 1 - j]
-                key = load_vector(keys, t, T, STEPS - 1 - j, BC, N, STATES, FULL)
-                query = load_vector(queries, t, T, STEPS - 1 - j, BC, N, STATES, FULL)
-                dy = load_channels(grads, t, T, valid, G, STEPS - 1 - j, FULL)
+    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
+    tiles = tl.cdiv(tl.minimum(SPAN, T - split * SPAN), TOKENS)
+    for back in range(0, tiles):
+        t = split * SPAN + (tiles - 1 - back) * TOKENS
+        first, left = row * T + t, T - t
+        value = load_tile(x + first * X, i, left, d, valid, X, FULL)
+        delta = load_steps(dt + first * DT, shift, i, left, d, valid, DT, FULL)
+        off = load_offsets(starts + row * T, t, i, left, FULL)
+        new, out = delta * value, direct[:, None] * value
+        dy = load_tile(grad + first * G, i, left, d, valid, G, FULL)
+        if GATE:
+            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL)
+            dy *= z * sigmoid(z)
+        by_new, by_delta = tl.zeros((BLOCK, TOKENS), tl.float32), tl.zeros((BLOCK, TOKENS), tl.float32)
+        before = states + (row * 0 + t // TOKENS) * STATES * W  # 64 bits, as those of the row
+        touched ^= ahead
+        earlier = tl.minimum(t, TOKENS)  # tokens of the tile before this one: none before the first
+        ahead = touch_tile(before - STATES * W, tl.where(t > 0, STATES, 0), block * BLOCK, W, W, BLOCK)
+        ahead ^= touch_vectors(vectors + t - TOKENS, T, earlier, STATES)
+        ahead ^= touch_tile(x + (first - TOKENS) * X, earlier, block * BLOCK, W, X, BLOCK)
+        ahead ^= touch_tile(dt + (first - TOKENS) * DT, earlier, block * BLOCK, W, DT, BLOCK)
+        ahead ^= touch_tile(gate + (first - TOKENS) * Z, earlier, block * BLOCK, W, Z, BLOCK)
+        ahead ^= touch_tile(grad + (first - TOKENS) * G, earlier, block * BLOCK, W, G, BLOCK)
+        for group in range(0, STATES, N):  # gradients of B and C of N states are gathered before they are stored
+            by_b, by_c = tl.zeros((N, TOKENS), tl.float32), tl.zeros((N, TOKENS), tl.float32)
+            a = tl.load(a2 + group * W + d, mask=valid, other=0.0)
+            h = tl.load(before + group * W + d, mask=valid, other=0.0)
+            g = tl.load(carry + group * W + d, mask=valid, other=0.0)
+            sum_a = tl.load(da + group * W + d, mask=valid, other=0.0)
+            for n in range(group, tl.minimum(group + N, STATES)):
+                b = load_tokens(vectors + n * T + t, i, left, FULL)
+                c = load_tokens(vectors + (STATES + n) * T + t, i, left, FULL)
+                after = tl.minimum(n + 1, STATES - 1)
+                next_a = tl.load(a2 + after * W + d, mask=valid, other=0.0)
+                next_h = tl.load(before + after * W + d, mask=valid, other=0.0)
+                next_g = tl.load(carry + after * W + d, mask=valid, other=0.0)
+                next_sum = tl.load(da + after * W + d, mask=valid, other=0.0)
+                h = h.to(tl.float32)
+                decay = tl.exp2(delta * a[:, None] + off[None, :])
+                hs, hs_before = new * b[None, :], decay  # the states after and before each token
+                for k in tl.static_range(TOKENS):
+                    hit = (i == k)[None, :]
+                    hs_before = tl.where(hit, h[:, None], hs_before)
+                    h = pick(decay, hit) * h + pick(hs, hit)
+                    hs = tl.where(hit, h[:, None], hs)
+                gs, later = dy * c[None, :], decay  # the gradient of the state after each token, and times its decay
+                for k in tl.static_range(TOKENS):
+                    hit = (i == TOKENS - 1 - k)[None, :]
+                    g += pick(gs, hit)
+                    gs = tl.where(hit, g[:, None], gs)
+                    g *= pick(decay, hit)
+                    later = tl.where(hit, g[:, None], later)
+                tl.store(carry + n * W + d, g, mask=valid)
                 if GATE:
-                    z = load_channels(gates, t, T, valid, Z, STEPS - 1 - j, FULL)
-                    opened = sigmoid(z)
-                    y = tl.sum(after * query, 0) + direct * value
-                    dz = dy * y * opened * (1.0 + z * (1.0 - opened))
-                    store_channels(dgate + first * W + d, dz, t, T, valid, W, STEPS - 1 - j, FULL)
-                    dy *= z * opened
-                sum_skip += dy * value
-                to = partial + t * STATES
-                store_channel_sums(dc + to, after * dy[None, :], t, T, STEPS - 1 - j, N, STATES, BLOCK, EXACT)
-                g += query * dy[None, :]
-                new = g * (delta * value)[None, :]
-                store_channel_sums(db + to, new, t, T, STEPS - 1 - j, N, STATES, BLOCK, EXACT)
-                dvalue = tl.sum(g * key, 0)
-                # Times 1: the decay is computed again, since with those of all STEPS tokens the registers would not suffice.
-                g *= tl.exp2((delta * unit)[None, :] * a + offsets[STEPS - 1 - j])  # of the state before the token
-                decayed = g * before  # the gradient of dt A
-                sum_a += decayed * delta[None, :]
-                draw = (value * dvalue + LN2 * tl.sum(decayed * a, 0)) * sigmoid(inputs[STEPS - 1 - j])
-                sum_bias += draw
-                dvalue = dy * direct + delta * dvalue
-                store_channels(dx + first * W + d, dvalue, t, T, valid, W, STEPS - 1 - j, FULL)
-                store_channels(ddt + first * W + d, draw, t, T, valid, W, STEPS - 1 - j, FULL)
+                    out += hs * c[None, :]
+                by_new += gs * b[None, :]
+                by_exponent = later * hs_before
+                by_delta += by_exponent * a[:, None]
+                tl.store(da + n * W + d, sum_a + tl.sum(by_exponent * delta, 1), mask=valid)
+                here = (column == n - group)[:, None]
+                if EXACT:
+                    by_b = tl.where(here, tl.sum(gs * new, 0)[None, :], by_b)
+                    by_c = tl.where(here, tl.sum(hs * dy, 0)[None, :], by_c)
+                else:
+                    ones = tl.full((N, BLOCK), 1.0, tl.float32)
+                    by_b = tl.where(here, tl.dot(ones, gs * new, input_precision="tf32"), by_b)
+                    by_c = tl.where(here, tl.dot(ones, hs * dy, input_precision="tf32"), by_c)
+                a, h, g, sum_a = next_a, next_h, next_g, next_sum
+            at = dvectors + group * T + t + (column * T)[:, None] + i[None, :]
+            keep = (i < left)[None, :] & (column < STATES - group)[:, None]
+            tl.store(at, by_b, mask=keep)
+            tl.store(at + STATES * T, by_c, mask=keep)
+        value = load_tile(x + first * X, i, left, d, valid, X, FULL)
+        raw = load_tile(dt + first * DT, i, left, d, valid, DT, FULL) + shift[:, None]
+        by_raw = (value * by_new + LN2 * by_delta) * sigmoid(raw)
+        if not FULL:
+            by_raw = tl.where((i < left)[None, :], by_raw, 0.0)
+        sum_skip += tl.sum(dy * value, 1)
+        sum_bias += tl.sum(by_raw, 1)
+        store_tile(dx + first * W, dy * direct[:, None] + delta * by_new, i, left, d, valid, W, FULL)
+        store_tile(ddt + first * W, by_raw, i, left, d, valid, W, FULL)
+        if GATE:
+            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL)
+            opened = sigmoid(z)
+            by_gate = load_tile(grad + first * G, i, left, d, valid, G, FULL) * out * opened
+            store_tile(dgate + first * W, by_gate * (1.0 + z * (1.0 - opened)), i, left, d, valid, W, FULL)
         tl.debug_barrier()
-    tl.store(da + which * STATES * W + at, sum_a, mask=inside)
+    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
     tl.store(dskip + which * W + d, sum_skip, mask=valid)
     tl.store(dbias + which * W + d, sum_bias, mask=valid)
-    if split == 0:
-        tl.store(dinitial + row * STATES * W + at, g, mask=inside)
+
+
+@triton.jit
+def step(
+    state, x, u, a_log, b, c, skip, bias, gate, y, X, U, BC, Z,
+    W: tl.constexpr, STATES: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Update the states of one row and BLOCK channels by one token, and write its output."""
+    d, n, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, N), tl.program_id(1).to(tl.int64)
+    valid = d < W
+    at, inside = d[:, None] * STATES + n[None, :], valid[:, None] & (n < STATES)[None, :]
+    value = tl.load(x + row * X + d, mask=valid, other=0.0).to(tl.float32)
+    shift = tl.load(bias + d, mask=valid, other=0.0).to(tl.float32)
+    delta = softplus(tl.load(u + row * U + d, mask=valid, other=0.0).to(tl.float32) + shift)
+    rates = -tl.exp2(tl.load(a_log + at, mask=inside, other=0.0).to(tl.float32) * LOG2E)
+    key = tl.load(b + row * BC + n, mask=n < STATES, other=0.0).to(tl.float32)
+    query = tl.load(c + row * BC + n, mask=n < STATES, other=0.0).to(tl.float32)
+    h = tl.load(state + row * W * STATES + at, mask=inside, other=0.0)
+    h = tl.exp2(delta[:, None] * rates * LOG2E) * h + (delta * value)[:, None] * key[None, :]
+    tl.store(state + row * W * STATES + at, h, mask=inside)
+    out = tl.sum(h * query[None, :], 1) + tl.load(skip + d, mask=valid, other=0.0).to(tl.float32) * value
+    z = tl.load(gate + row * Z + d, mask=valid, other=0.0).to(tl.float32)
+    tl.store(y + row * W + d, (out * z * sigmoid(z)).to(y.dtype.element_ty), mask=valid)

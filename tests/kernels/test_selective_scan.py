@@ -25,8 +25,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     if not CUDA and not os.environ.get("TRITON_INTERPRET"):
         pytest.skip("Triton has neither a GPU nor its interpreter")
     monkeypatch.setattr(selective_scan, "uses_kernels", lambda x: True)
-    sizes = {"CHUNK": 4, "STEPS": 2, "BACKWARD_STEPS": 2, **({} if CUDA else {"BLOCK": 4})}
-    for name, size in sizes.items():
+    for name, size in {} if CUDA else {"TOKENS": 2, "BLOCK": 4}.items():
         monkeypatch.setattr(selective_scan, name, size)
 
 
@@ -140,10 +139,30 @@ def test_kernels_are_the_recurrence(
     length: int, width: int, states: int, gated: bool, begun: bool, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp32: sums of some dozen terms, each wrong by a few roundings; powers of 2 are those of the GPU or of NumPy."""
-    chunk = selective_scan.CHUNK
-    monkeypatch.setattr(selective_scan, "split_size", lambda x: -(-length // (splits * chunk)) * chunk)
+    tile = selective_scan.TOKENS
+    monkeypatch.setattr(selective_scan, "split_size", lambda x: -(-length // (splits * tile)) * tile)
     given = make(2, length, width, states, torch.float32, gated, begun)
     compare(given, document_starts(packed(2, length)), 2e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("width", "states"), [(6, 3), (40, 16)])
+def test_steps_are_the_recurrence(width: int, states: int) -> None:
+    """The kernel of a decoding step, in fp32; B and C are parts of one tensor, as in the layer."""
+    length, given = 4, make(2, 4, width, states, torch.float32)
+    x, u, a, b, c, skip, bias, gate, initial = (given[name].detach() for name in NAMES)  # type: ignore[union-attr]
+    starts = torch.full((2, length), -1, dtype=torch.int32, device=DEVICE)
+    exact = [each.double() for each in (x, u, a, b, c, skip, bias)]
+    wanted, last = selective_scan.recurrence(*exact, starts, gate.double(), initial.double())
+    state, vectors = initial.clone(), torch.cat([b, c], -1)
+    found = [
+        selective_scan.decoding_step(
+            state, x[:, t], u[:, t], (-a).log(), *vectors[:, t].chunk(2, -1), skip, bias, gate[:, t]
+        )
+        for t in range(length)
+    ]
+    torch.testing.assert_close(torch.stack(found, 1).double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state.double(), last, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -159,9 +178,9 @@ def test_kernels_on_a_gpu(dtype: torch.dtype, length: int) -> None:
 def test_the_operator_is_sound() -> None:
     given = {k: None if v is None else v.detach() for k, v in make(2, 6, 4, 2).items()}
     starts = document_starts(packed(2, 6))
-    vectors = torch.cat([given.pop("b"), given.pop("c")], -1)
+    vectors = torch.cat([given.pop("b"), given.pop("c")], -1).transpose(1, 2)
     args = (*(given[name] for name in ("x", "u", "a")), vectors, given["skip"], given["bias"], starts)
-    torch.library.opcheck(selective_scan.forward, (*args, given["gate"], given["initial"]))
+    torch.library.opcheck(selective_scan.forward.op, (*args, given["gate"], given["initial"]))
 
 
 def test_autocast_leaves_sums_over_states_in_full_precision() -> None:

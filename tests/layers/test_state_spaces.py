@@ -16,6 +16,7 @@ from regard.decode.graphs.decoding import graph_steps
 from regard.errors import RegardError
 from regard.kernels.masks import PAD_POSITION, positions_of, prefix
 from regard.layers.decoding_state import DecodingState
+from regard.models import gpt
 from regard.models.architectures import make_model, preset, resolve
 from regard.models.gpt import GPT
 
@@ -108,6 +109,24 @@ def test_a_prompt_continues_an_earlier_one(name: str) -> None:
     second = model.hidden(ids[:, 4:], positions[:, 4:], state)
     wanted = model.hidden(ids, positions_of(ids))
     torch.testing.assert_close(torch.cat([first, second], 1), wanted, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["mamba", "rwkv"])
+@torch.no_grad()
+def test_long_prompts_are_read_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts end in the first, the second and the last piece."""
+    model, ids = make(name), rows(2, 5, 9)
+    wanted, whole = model.begin(ids)
+    read: list[int] = []
+    hidden = model.hidden
+    monkeypatch.setattr(gpt, "PREFILL_TOKENS", 12)
+    monkeypatch.setattr(gpt, "LEAST_PIECE", 1)
+    monkeypatch.setattr(model, "hidden", lambda ids, *rest: read.append(ids.shape[1]) or hidden(ids, *rest))
+    found, state = model.begin(ids)
+    assert read == [4, 4, 1]
+    torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
+    after = model.step(found.argmax(-1), state)
+    torch.testing.assert_close(after, model.step(wanted.argmax(-1), whole), atol=1e-9, rtol=1e-9)
 
 
 @ALL

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
 from regard.config.registry import register, setting
 from regard.errors import RegardError
 from regard.kernels.masks import PAD_POSITION
-from regard.kernels.selective_scan import CHUNK, selective_scan, step
+from regard.kernels.selective_scan import TOKENS, decoding_step, selective_scan
 from regard.layers.context import Context, PrepareRequest
 from regard.layers.decoding_state import PerRow, Storage
 from regard.layers.mixers.short_convolution import ShortConvolution
@@ -46,6 +45,7 @@ class Mamba(Mixer):
         conv_bias: bool = setting(True, "whether the convolution has a bias")
 
     reads: ClassVar[tuple[str, ...]] = ()
+    reads_pieces = True
     no_decay: ClassVar[tuple[str, ...]] = ("A_log", "D", "dt_bias")
 
     @classmethod
@@ -61,7 +61,7 @@ class Mamba(Mixer):
         self.rank = settings.dt_rank or -(-config.d_model // 16)
         self.steps = settings.dt_min, settings.dt_max, settings.dt_floor
         self.inner = nn.Linear(config.d_model, 2 * self.width, bias=config.bias)
-        self.convolution = ShortConvolution(self.width, settings.kernel, settings.conv_bias)
+        self.convolution = ShortConvolution(self.width, settings.kernel, settings.conv_bias, silu=True)
         self.select = nn.Linear(self.width, self.rank + 2 * self.states, bias=False)
         self.dt = nn.Linear(self.rank, self.width, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(self.width))
@@ -85,7 +85,7 @@ class Mamba(Mixer):
         width, n = settings.expand * config.d_model, settings.d_state
         rank = settings.dt_rank or -(-config.d_model // 16)
         # input; x, z, the convolved x, dt and the input of `out`; the small dt; B and C, also in fp32; stored states
-        return 2 * config.d_model + 10 * width + 2 * (rank + 2 * n) + 8 * n + 4 * width * n // CHUNK
+        return 2 * config.d_model + 10 * width + 2 * (rank + 2 * n) + 8 * n + 2 * width * n // TOKENS
 
     def fused_matrices(self) -> dict[str, tuple[int, list[int]]]:
         return {"inner": (1, [self.width] * 2), "select": (1, [self.rank, self.states, self.states])}
@@ -98,7 +98,7 @@ class Mamba(Mixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output (B, T, C), the inputs of the convolution (B, T, D), and the last state (B, D, N)."""
         inputs, z = self.inner(x).chunk(2, -1)  # (B, T, D) each
-        value = F.silu(self.convolution(inputs, starts, None if kept is None else kept.inputs))
+        value = self.convolution(inputs, starts, None if kept is None else kept.inputs)
         low, b, c = self.select(value).split([self.rank, self.states, self.states], -1)
         u = self.dt(low)
         if real is not None:
@@ -125,12 +125,6 @@ class Mamba(Mixer):
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Mix one more token of each row, (N, C) -> (N, C)."""
         inputs, z = self.inner(x).chunk(2, -1)
-        value = F.silu(self.convolution.step(inputs, kept.inputs))
-        exact = kept.state.dtype
+        value = self.convolution.step(inputs, kept.inputs)
         low, b, c = self.select(value).split([self.rank, self.states, self.states], -1)
-        dt = F.softplus(self.dt(low).to(exact) + self.dt_bias)
-        value = value.to(exact)
-        h, y = step(kept.state, value, dt, -self.A_log.to(exact).exp(), b.to(exact), c.to(exact))
-        kept.state.copy_(h)
-        y = (y + self.D * value) * F.silu(z.to(exact))
-        return self.out(y.to(x.dtype))
+        return self.out(decoding_step(kept.state, value, self.dt(low), self.A_log, b, c, self.D, self.dt_bias, z))

@@ -79,7 +79,7 @@ class Mamba2(LinearRecurrence):
         self.sizes = [self.width, self.width + 2 * keys, self.heads]  # gate, inputs of the convolution, step sizes
         self.parts = [self.width, keys, keys]  # of the convolution: x, B, C
         self.inner = nn.Linear(config.d_model, sum(self.sizes), bias=config.bias)
-        self.convolution = ShortConvolution(self.sizes[1], settings.kernel, settings.conv_bias)
+        self.convolution = ShortConvolution(self.sizes[1], settings.kernel, settings.conv_bias, silu=True)
         self.log_a = nn.Parameter(torch.empty(self.heads))  # A = -exp(log_a)
         self.d = nn.Parameter(torch.empty(self.heads))
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
@@ -118,7 +118,7 @@ class Mamba2(LinearRecurrence):
             convolved = self.convolution(mixed, ctx.prepared, None if kept is None else kept.inputs)
             if kept is not None:
                 self.convolution.store_last(mixed, ctx.positions, kept.inputs)
-        values, keys, queries = F.silu(convolved).split(self.parts, -1)
+        values, keys, queries = convolved.split(self.parts, -1)
         values = values.unflatten(-1, (self.heads, -1))
         q, k = (part.unflatten(-1, (self.groups, -1)) for part in (queries, keys))
         dtype = torch.promote_types(x.dtype, torch.float32)

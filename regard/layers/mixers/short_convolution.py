@@ -1,7 +1,7 @@
 """A short causal depthwise convolution: y[t, c] = b[c] + sum over i < kernel of w[c, kernel - 1 - i] x[t - i, c].
 
-Recurrences such as Mamba read each channel through one. Tokens that do not exist count as zero: before the beginning of a
-text, and in another document of a packed row.
+Recurrences such as Mamba read each channel through one, and through silu after it. Tokens that do not exist count as zero:
+before the beginning of a text, and in another document of a packed row. kernels/causal_convolution.py computes it.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard.kernels.causal_convolution import causal_convolution, step
 from regard.kernels.masks import PAD_POSITION
 from regard.layers.decoding_state import PerRow
 
 
 class ShortConvolution(nn.Module):
-    """A causal depthwise convolution over the last `kernel` tokens, with the form of one decoding step.
+    """A causal depthwise convolution over the last `kernel` tokens, followed by silu if asked for, and its decoding step.
 
     Decoding keeps the last kernel - 1 inputs of a row, the earliest first: `storage()` declares them, the mixer that owns
     the convolution names them in its `state()` and passes the tensor back."""
 
-    def __init__(self, width: int, kernel: int, bias: bool = True) -> None:
+    def __init__(self, width: int, kernel: int, bias: bool = True, silu: bool = False) -> None:
         super().__init__()
-        self.width, self.kernel = width, kernel
+        self.width, self.kernel, self.silu = width, kernel, silu
         self.weight = nn.Parameter(torch.empty(width, kernel))
         self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
@@ -39,16 +40,7 @@ class ShortConvolution(nn.Module):
 
         starts: (B, T), the column at which each token's document begins (`kernels.masks.document_starts`).
         inputs: (B, kernel - 1, C), the tokens before the first column where a text continues; None: zeros."""
-        earlier = x.new_zeros(len(x), self.kernel - 1, self.width) if inputs is None else inputs.to(x.dtype)
-        before = torch.cat([earlier, x], 1)  # (B, kernel - 1 + T, C)
-        length, weight = x.shape[1], self.weight.to(x.dtype)
-        index = torch.arange(length, device=x.device)
-        y = x * weight[:, -1] if self.bias is None else torch.addcmul(self.bias.to(x.dtype), x, weight[:, -1])
-        for back in range(1, self.kernel):
-            seen = (index - back >= starts)[..., None]  # (B, T, 1)
-            shifted = before[:, self.kernel - 1 - back : self.kernel - 1 - back + length]
-            y = y + torch.where(seen, shifted, 0) * weight[:, self.kernel - 1 - back]
-        return y
+        return causal_convolution(x, self.weight, self.bias, starts, self.silu, inputs)
 
     def store_last(self, x: Tensor, positions: Tensor, inputs: Tensor) -> None:
         """Put the last kernel - 1 inputs of each row of prompts x (B, T, C) into `inputs`, which holds those before x.
@@ -61,7 +53,4 @@ class ShortConvolution(nn.Module):
 
     def step(self, x: Tensor, inputs: Tensor) -> Tensor:
         """Convolve one more token of each row, (N, C) -> (N, C), and move `inputs` on by one, in place."""
-        seen = torch.cat([inputs, x[:, None].to(inputs.dtype)], 1)  # (N, kernel, C)
-        inputs.copy_(seen[:, 1:])
-        y = (seen * self.weight.t().to(seen.dtype)).sum(1)
-        return (y if self.bias is None else y + self.bias.to(y.dtype)).to(x.dtype)
+        return step(x, self.weight, self.bias, self.silu, inputs)

@@ -83,6 +83,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
     # six operations for each state and token: the exponent, the input, the decay and the sum that is the output
     "regard::selective_scan": lambda x, u, a, *_: 6 * x.numel() * a.shape[1],
     "regard::selective_scan_backward": lambda grad, final, x, u, a, *_: 20 * x.numel() * a.shape[1],
+    "regard::causal_convolution": lambda *_: 0,  # a few operations for each channel and token
+    "regard::causal_convolution_backward": lambda *_: 0,
     "regard::wkv": lambda *_: 0,  # a few operations for each channel and token
     "regard::wkv_backward": lambda *_: 0,
     "regard::short_attention": lambda q, k, v, *_: attention_flops(q, k, v),
