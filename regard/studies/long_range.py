@@ -128,7 +128,8 @@ def format_table(results: dict[str, Any]) -> str:
     parts = [format_scores(results), *(format_costs(results, *key) for key in COSTS)]
     s = setting["settings"]
     notes = (
-        f"Accuracy on held-out sequences of {s['length']} tokens in percent; text: validation loss in nats a character. "
+        f"Accuracy on held-out sequences of {s['length']} tokens in percent; text: the lowest validation loss, in nats a "
+        f"character. "
         f"A training step reads {s['cost_tokens']:,} tokens in rows of n. "
         f"{LEFT_OUT} is a length that does not fit or takes too long. "
         f"{setting['device']}, torch {setting['torch']}, {setting['date'][:10]}."
@@ -147,14 +148,15 @@ def format_scores(results: dict[str, Any]) -> str:
             found = results.get(task, {}).get(system)
             if found is None:
                 return ""
-            value = found["scores"][name]
-            return f"{value:.3f}" if name == "loss" else f"{100 * value:.1f}"
+            return f"{100 * found['scores'][name]:.1f}"
 
-        sizes = [results[task][system]["parameters"] for task in TASKS if system in results.get(task, {})]
+        sizes = [results[task][system]["parameters"] for task in TASKS[:3] if system in results.get(task, {})]
         line = [TITLES[system], f"{sizes[0]:,}" if sizes else ""]
         line += [score(task, "accuracy") for task in TASKS[:2]] + [score("recall", str(n)) for n in pairs]
-        lines.append([*line, *([score("text", "loss")] if with_text else [])])
-    return markdown_table([*head, *(["text, nats"] if with_text else [])], lines)
+        found = results.get("text", {}).get(system)
+        text = [f"{found['scores']['loss']:.3f}", f"{found['parameters']:,}"] if found else ["", ""]
+        lines.append([*line, *(text if with_text else [])])
+    return markdown_table([*head, *(["text, nats", "its parameters"] if with_text else [])], lines)
 
 
 def cost_numbers(results: dict[str, Any], system: str, kind: str, what: str) -> list[float]:

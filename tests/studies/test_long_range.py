@@ -28,6 +28,7 @@ from regard.studies.long_range_jobs import (
     LongRangeSettings,
     make_model_config,
     measure_costs,
+    text_sizes,
     train_and_test,
 )
 from regard.studies.long_range_tasks import ANSWER, BLANK, FIRST, Copying, Recall, Text, random_permutations
@@ -88,6 +89,18 @@ def test_the_learning_rate_with_the_lower_loss_at_the_end_counts(tmp_path: Path)
     assert found["losses"][-1] == found["last_losses"]["0.01"] < found["last_losses"]["1e-09"]
 
 
+def test_the_lowest_validation_loss_of_a_character_model_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, losses = Text("".join(chr(97 + i % 26) for i in range(1000)), length=24), iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(long_range_jobs, "make_task", lambda job: text)
+    monkeypatch.setattr(text, "measure", lambda *_: {"loss": next(losses)})
+    settings = dataclasses.replace(QUICK, text_steps=5, text_every=2)
+    found = train_and_test(job_of("text", "attention", tmp_path, settings), CPU, torch.float32)
+    assert found["valid"] == {2: 3.0, 4: 1.0, 5: 2.0}
+    assert (found["scores"], found["step"]) == ({"loss": 1.0}, 4)
+
+
 def test_texts_are_cut_in_two_and_labels_are_the_next_characters() -> None:
     text = "".join(chr(97 + i % 26) for i in range(1000))
     task = Text(text, length=10)
@@ -130,11 +143,11 @@ def test_accuracy_is_the_share_of_right_values() -> None:
 
 def test_every_system_has_a_title_and_nearly_equal_parameters() -> None:
     assert set(SYSTEMS) == set(TITLES)
-    s = LongRangeSettings()
-    sizes = {name: Cost(make_model_config(name, 259, s.width, s, s.length)).parameters for name in SYSTEMS}
-    assert {"attention", "lstm", "s4", "s4d"} <= set(sizes)
-    for name, size in sizes.items():
-        assert abs(size / sizes["attention"] - 1) < 0.06, (name, size)
+    for s, vocab in ((LongRangeSettings(), 259), (text_sizes(LongRangeSettings()), 68)):
+        sizes = {name: Cost(make_model_config(name, vocab, s.width, s, s.length)).parameters for name in SYSTEMS}
+        assert {"attention", "lstm", "s4", "s4d"} <= set(sizes)
+        for name, size in sizes.items():
+            assert abs(size / sizes["mamba"] - 1) < 0.03, (name, size)
 
 
 def job_of(task: str, system: str, folder: Path, settings: LongRangeSettings = QUICK) -> LongRangeJob:
