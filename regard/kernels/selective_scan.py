@@ -397,13 +397,13 @@ def run_forward(
     def local(ends: Tensor, sums: Tensor) -> None:
         call.kernels.local_states[call.local_grid](
             *(call.x, call.u, call.vectors, call.a2, bias, call.starts, ends, sums, call.sink),
-            *(call.length, call.span, call.splits, 1), **call.sizes, **call.strides, **call.unroll(4),
+            *(call.length, call.span, call.splits), **call.sizes, **call.strides, **call.unroll(4),
         )  # fmt: skip
 
     carry, y, kept = call.first_carry(initial, local, False), x.new_empty(x.shape), make_states(x, a)
     call.kernels.forward[call.grid](
         *(call.x, call.u, call.z, call.vectors, call.a2, skip, bias, call.starts, carry, y, kept, call.sink),
-        *(call.length, call.span, 1), **call.sizes, **call.strides, **call.gate, **call.unroll(2),
+        *(call.length, call.span), **call.sizes, **call.strides, **call.gate, **call.unroll(2),
     )  # fmt: skip
     return y, carry[:, -1].transpose(1, 2).contiguous(), kept
 
@@ -418,7 +418,7 @@ def run_backward_kernels(
     def local(ends: Tensor, sums: Tensor) -> None:
         call.kernels.local_adjoint[call.local_grid](
             *(call.u, call.z, call.vectors, grad, call.a2, bias, call.starts, ends, sums, call.sink),
-            *(call.length, call.span, call.splits, 1), **call.sizes, **call.gate, **call.unroll(4),
+            *(call.length, call.span, call.splits), **call.sizes, **call.gate, **call.unroll(4),
             DT=call.u.stride(1), G=grad.stride(1),
         )  # fmt: skip
 
@@ -434,7 +434,7 @@ def run_backward_kernels(
     exact = not x.is_cuda or x.dtype == torch.float32
     call.kernels.backward[call.grid](
         *(call.x, call.u, call.z, call.vectors, grad, call.a2, skip, bias, call.starts, states, carry),
-        *(dx, du, dz, dvectors, da, rows[0], rows[1], call.sink, call.length, call.span, 1),
+        *(dx, du, dz, dvectors, da, rows[0], rows[1], call.sink, call.length, call.span),
         **call.sizes, **call.strides, **call.gate, G=grad.stride(1), EXACT=exact, N=GROUP if call.x.is_cuda else 2,
     )  # fmt: skip
     found = [dx, du, da.sum(0).t().contiguous(), dvectors.sum(0), rows[0].sum(0), rows[1].sum(0)]

@@ -15,10 +15,13 @@ of a tile again from the stored one. The gradients of B and C are sums over chan
 EXACT, a product with ones on the tensor cores makes these sums, in TF32.
 
 The decay of a token is exp2(dt A2 + off), A2 = A log2(e). `off` is -1e30 for the first token of a document, which makes
-the decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. The argument `one` is 1:
-as a number that the compiler does not know it keeps Triton from giving several channels to a lane. Widths and row strides
+the decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. Widths and row strides
 are constants, so that the addresses of a tile are constant offsets from one pointer. FULL says that no tile goes beyond an
 end, so that loads and stores need no mask.
+
+Triton gives lanes to the axis of a tile that is contiguous in memory, the channels, and as many neighbours to a lane as it
+knows to be aligned. A lane must have one channel, so kernels are not told how the pointers to tiles are aligned
+(tests/kernels/test_compiled_kernels.py looks at the result).
 
 A multiprocessor holds only eight of these warps, which is few to hide the latency of memory. So what the next tile needs is
 brought into the L1 cache a tile ahead: `touch_tile` and `touch_vectors` load one number of each 32 bytes. Triton has no
@@ -115,9 +118,9 @@ def touch_vectors(at, T, left, STATES: tl.constexpr):
     return found.to(tl.int32, bitcast=True) ^ more.to(tl.int32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["one"])
+@triton.jit(do_not_specialize_on_alignment=["x", "dt"])
 def local_states(
-    x, dt, vectors, a2, bias, starts, ends, decays, sink, T, SPAN, SPLITS, one,
+    x, dt, vectors, a2, bias, starts, ends, decays, sink, T, SPAN, SPLITS,
     W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, STATES: tl.constexpr,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -125,7 +128,7 @@ def local_states(
 
     `ends` are zeros at the beginning."""
     block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    d, i = (block * BLOCK + tl.arange(0, BLOCK)) * one, tl.arange(0, TOKENS)
+    d, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS)
     which, valid = row * SPLITS + split, d < W
     shift = tl.load(bias + d, mask=valid, other=0.0)
     ends += which * STATES * W
@@ -162,9 +165,9 @@ def local_states(
     tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
 
 
-@triton.jit(do_not_specialize=["one"])
+@triton.jit(do_not_specialize_on_alignment=["dt", "gate", "grad"])
 def local_adjoint(
-    dt, gate, vectors, grad, a2, bias, starts, ends, decays, sink, T, SPAN, SPLITS, one,
+    dt, gate, vectors, grad, a2, bias, starts, ends, decays, sink, T, SPAN, SPLITS,
     W: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +176,7 @@ def local_adjoint(
 
     `ends` are zeros at the beginning."""
     block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) + 1
-    d, i = (block * BLOCK + tl.arange(0, BLOCK)) * one, tl.arange(0, TOKENS)
+    d, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS)
     which, valid = row * SPLITS + split, d < W
     shift = tl.load(bias + d, mask=valid, other=0.0)
     ends += which * STATES * W
@@ -237,9 +240,9 @@ def combine(
         h = tl.exp2(total * a + offset) * h + own
 
 
-@triton.jit(do_not_specialize=["one"])
+@triton.jit(do_not_specialize_on_alignment=["x", "dt", "gate", "y"])
 def forward(
-    x, dt, gate, vectors, a2, skip, bias, starts, carry, y, states, sink, T, SPAN, one,
+    x, dt, gate, vectors, a2, skip, bias, starts, carry, y, states, sink, T, SPAN,
     W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, STATES: tl.constexpr,
     BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -247,7 +250,7 @@ def forward(
 
     `carry` (N, W) of a split is the state before it at the beginning, and the state after it at the end."""
     block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    d, i = (block * BLOCK + tl.arange(0, BLOCK)) * one, tl.arange(0, TOKENS)
+    d, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS)
     valid = d < W
     shift = tl.load(bias + d, mask=valid, other=0.0)
     direct = tl.load(skip + d, mask=valid, other=0.0)
@@ -293,10 +296,10 @@ def forward(
     tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
 
 
-@triton.jit(do_not_specialize=["one"])
+@triton.jit(do_not_specialize_on_alignment=["x", "dt", "gate", "grad", "dx", "ddt", "dgate"])
 def backward(
     x, dt, gate, vectors, grad, a2, skip, bias, starts, states, carry,
-    dx, ddt, dgate, dvectors, da, dskip, dbias, sink, T, SPAN, one,
+    dx, ddt, dgate, dvectors, da, dskip, dbias, sink, T, SPAN,
     W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr,
     N: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
     GATE: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr,
@@ -307,7 +310,7 @@ def backward(
     `carry` (N, W) of a split is the gradient of the state after it at the beginning, and of the state before it at the end.
     `da` are zeros at the beginning."""
     block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    d, i = (block * BLOCK + tl.arange(0, BLOCK)) * one, tl.arange(0, TOKENS)
+    d, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS)
     which, valid, column = row * tl.num_programs(2) + split, d < W, tl.arange(0, N)
     shift = tl.load(bias + d, mask=valid, other=0.0)
     direct = tl.load(skip + d, mask=valid, other=0.0)

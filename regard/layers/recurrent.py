@@ -43,6 +43,7 @@ from regard.layers.stack import to_working_precision
 from regard.layers.variational_dropout import VariationalDropout
 
 Run = Callable[[list[Cell], Tensor, CellState, Tensor | None], tuple[Tensor, CellState]]
+LONGEST = 32_768  # steps in one call of a fused kernel; cuDNN refuses 65,536
 PADDING_COLUMNS = 8  # one column marks padding; the others keep rows aligned for tensor cores
 
 
@@ -149,6 +150,7 @@ class Recurrent(nn.Module):
         the input projection of the layer below the first.
         """
         fuses = self.fuses if real is None else self.fuses_padded
+        fuses = fuses and not (self.bidirectional and x.shape[1] > LONGEST)
         run = self._scan if x.is_meta or not fuses else self._fused  # products inside fused kernels are not counted
         state = self.zero_state(len(x), x) if state is None else state
         return self._run_layers(run, x, state, real, real if tokens is None else tokens, context, fast)
@@ -209,20 +211,25 @@ class Recurrent(nn.Module):
         return [[cell for cells in layers for cell in cells]] if alike else layers
 
     def _fused(self, cells: list[Cell], x: Tensor, state: CellState, real: Tensor | None) -> tuple[Tensor, CellState]:
-        """Run cells by a fused kernel, x (B, T, C) -> (B, T, d_out); they are one layer, or all layers."""
+        """Run cells by a fused kernel, x (B, T, C) -> (B, T, d_out); they are one layer, or all layers.
+
+        Rows longer than LONGEST, which have one direction, are read in pieces."""
         if real is not None:
             x = torch.cat([x, F.pad(~real[..., None], (0, PADDING_COLUMNS - 1)).to(x.dtype)], -1)
         weights = FlattenedParameters.apply(
             x.dtype, *(w for cell in cells for w in self._weights(cell, real is not None))
         )
         kind, n = cells[0].fused_op, cells[0].states
-        hx = tuple(torch.stack(state[i::n]).to(x.dtype) for i in range(n))  # h, c: (layers * directions, B, H)
+        hx = [torch.stack(state[i::n]).to(x.dtype) for i in range(n)]  # h, c: (layers * directions, B, H)
         directions = len(self.layers[0]) if self.is_plain else len(cells)  # type: ignore[arg-type]
         dropout = 0.0  # between layers, it is applied in _run_layers
         options = (True, len(cells) // directions, dropout, torch.is_grad_enabled(), directions == 2, True)
+        outs = []
         with without_autocast(x.device):  # autocast would cast to fp16
-            out, *ends = getattr(torch._VF, kind)(x, hx if n > 1 else hx[0], weights, *options)
-        return out, tuple(part for both in zip(*ends, strict=True) for part in both)
+            for piece in x.split(LONGEST, 1):
+                out, *hx = getattr(torch._VF, kind)(piece, hx if n > 1 else hx[0], weights, *options)
+                outs.append(out)
+        return torch.cat(outs, 1), tuple(part for both in zip(*hx, strict=True) for part in both)
 
     def _weights(self, cell: Cell, padded: bool) -> tuple[Tensor, ...]:
         """Return weights and biases as torch's kernels take them; `padded` adds the columns that mark padding."""

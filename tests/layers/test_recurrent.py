@@ -311,6 +311,41 @@ def test_layers_that_are_read_at_once_do_what_they_do_one_by_one(kind: str) -> N
     close([out, *end], [(one := made(x))[0], *one[1]])
 
 
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", FUSED)
+def test_rows_longer_than_a_fused_kernel_takes_are_read_in_pieces(
+    kind: str, bidirectional: bool, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN refuses rows of 65,536 steps."""
+    longest = 0
+    fused = {name: getattr(torch._VF, name) for name in ("rnn_tanh", "lstm", "gru")}
+
+    def record(name: str) -> Callable[..., Any]:
+        def call(x: Tensor, *args: Any) -> Any:
+            nonlocal longest
+            longest = max(longest, x.shape[1])
+            return fused[name](x, *args)
+
+        return call
+
+    for name in fused:
+        monkeypatch.setattr(torch._VF, name, record(name))
+    made, x = layers(kind, 5, [4, 4], bidirectional=bidirectional), inputs(3, 8, 5).requires_grad_()
+    real = None if side == "none" else ragged([8, 2, 7], 8, side)
+    results = []
+    for size in (8, 3):
+        monkeypatch.setattr("regard.layers.recurrent.LONGEST", size)
+        longest = 0
+        out, end = made(x, None, real)
+        assert longest <= size
+        assert longest or (bidirectional and size == 3) or (kind == "rnn" and real is not None)
+        out = out if real is None else out * real[..., None]
+        ends = end if side == "none" or (side == "left" and not bidirectional) else ()
+        results.append([out, *ends, *gradients(made, (out * out).sum(), x)])
+    close(*results)
+
+
 @settings(max_examples=60)
 @given(
     st.sampled_from(KINDS),

@@ -1,0 +1,94 @@
+"""Compile Triton kernels for an H100 or H200 where there is no GPU, by their own launches, and print what they need.
+
+A launch compiles and does not run. The output is JSON: for each kernel the bytes of a thread's stack, which holds what did
+not fit into registers, and the number of instructions. test_compiled_kernels.py starts it as a process of its own, since
+Triton decides between its compiler and its interpreter when it is imported.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from regard.kernels import causal_convolution, selective_scan
+
+BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+BATCH, LENGTH, WIDTH, STATES = 16, 2048, 2048, 16  # one layer of Mamba with 370 million parameters, on 32,768 tokens
+compiled: dict[str, Any] = {}
+
+
+class Hopper:
+    """What Triton asks of its driver when it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    compiled[f"{self.fn.__module__.split('.')[-1]}.{self.fn.__name__}"] = run(
+        self, *args, grid=grid, warmup=True, **kwargs
+    )
+
+
+def usage(cubin: bytes) -> dict[str, int]:
+    """Return the stack of a thread in bytes, and the number of instructions."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        resources = subprocess.run(
+            [BIN / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
+        code = subprocess.run([BIN / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
+    stack = re.search(r"STACK:(\d+)", resources.stdout + resources.stderr)
+    assert stack
+    kinds = collections.Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)", code))
+    return {"stack": int(stack[1]), "instructions": kinds.total(), "shuffles": kinds["SHFL"] + kinds["REDUX"]}
+
+
+def rows(width: int) -> torch.Tensor:
+    return torch.empty(BATCH, LENGTH, width, dtype=torch.bfloat16)
+
+
+def launch_scan() -> None:
+    """Launch the scan as a layer of Mamba does in training, and with splits, as with few rows."""
+    x, u, z = rows(WIDTH), rows(WIDTH), rows(2 * WIDTH)[..., WIDTH:]
+    a, vectors = torch.empty(WIDTH, STATES), torch.empty(BATCH, 2 * STATES, LENGTH)
+    skip, bias, starts = torch.empty(WIDTH), torch.empty(WIDTH), torch.zeros(BATCH, LENGTH, dtype=torch.int32)
+    for size in (LENGTH, LENGTH // 4):
+        selective_scan.split_size = lambda x, size=size: size
+        _, _, states = selective_scan.run_forward(x, u, a, vectors, skip, bias, starts, z, None)
+        selective_scan.run_backward_kernels(x, None, x, u, a, vectors, skip, bias, starts, z, states)
+
+
+def launch_convolution() -> None:
+    from regard.kernels import causal_convolution_triton as kernels
+
+    x, weight, bias = rows(WIDTH), torch.empty(WIDTH, 4), torch.empty(WIDTH)
+    starts = torch.zeros(BATCH, LENGTH, dtype=torch.int32)
+    kernels.run_forward(x, weight, bias, starts, True, None, causal_convolution.SIZES)
+    kernels.run_backward(x, x, weight, bias, starts, True, causal_convolution.SIZES)
+
+
+if __name__ == "__main__":
+    run, JITFunction.run = JITFunction.run, compile_only  # type: ignore[method-assign]
+    driver.set_active(Hopper())  # type: ignore[arg-type]
+    launch_scan()
+    launch_convolution()
+    print(json.dumps({name: usage(kernel.asm["cubin"]) for name, kernel in compiled.items()}))
