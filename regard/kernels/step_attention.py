@@ -50,10 +50,10 @@ def self_attend(
     """Write the keys and values of new tokens into the cache and return their self-attention, (N, H*D).
 
     qkv (N, (H+2G)*D) is the fused projection of one new token per row, ordered as in `split_qkv`. Its key and value are
-    written to keys and values (N, G, L, D) at column `position` (N,). The token attends to itself and to the columns
-    before it, at most `back` of them. owner (N, L): the row of the cache that holds each column of a row's past; None:
-    its own row. cos, sin (L, D/2): rotary embeddings of each position. bias (H, L): added to the scores by distance.
-    heads: (H, G).
+    written to keys and values (N, G, R, D) at column `position` (N,). The token attends to itself and to the columns
+    before it, at most `back` of them; then the cache is a ring buffer, which holds column j at place j % R, R > back.
+    owner (N, L): the row of the cache that holds each column of a row's past; None: its own row. cos, sin (L, D/2): rotary
+    embeddings of each position. bias (H, L): added to the scores by distance. heads: (H, G).
     """
     if not runs_kernels(qkv):
         return self_attend_reference(
@@ -70,10 +70,11 @@ def self_attend(
     block, warps = tile_size(n * g * splits, length, head_width(d) * keys.itemsize, h // g)
     self_kernel[(n, g, splits)](
         qkv, keys, values, position, owner, cos, sin, bias, part, lse, qkv.stride(0), *keys.stride()[:3],
-        0 if owner is None else owner.stride(0), 0 if bias is None else bias.stride(0), length,
+        0 if owner is None else owner.stride(0), 0 if bias is None else bias.stride(0),
+        0 if owner is None else owner.shape[1],
         scale * LOG2E.value, 0 if back is None else back,
         H=h, G=g, D=d, D_BLOCK=head_width(d), Q_BLOCK=query_rows(h // g), BLOCK=block, SPLITS=splits,
-        OWNED=owner is not None, ROTARY=cos is not None, BIAS=bias is not None, WINDOW=back is not None,
+        OWNED=owner is not None, ROTARY=cos is not None, BIAS=bias is not None, RING=0 if back is None else length,
         num_warps=warps, **launch_options(qkv),
     )  # fmt: skip
     if lse is not None:
@@ -122,22 +123,23 @@ def self_attend_reference(
     heads: tuple[int, int],
 ) -> Tensor:
     """Return what `self_attend` defines, in plain torch; the cache is written as well."""
-    (n, g, length, d), h = keys.shape, heads[0]
-    at, rows, columns = position.long(), torch.arange(n, device=qkv.device), torch.arange(length, device=qkv.device)
+    (n, g, room, d), h = keys.shape, heads[0]
+    at, rows = position.long(), torch.arange(n, device=qkv.device)
+    columns = torch.arange(room, device=qkv.device)[None] + (at[:, None] - room + 1).clamp(min=0)  # (N, R)
     q, k, v = split_qkv(qkv[:, None], h, g, d)  # (N, H or G, 1, D)
     if cos is not None:
         assert sin is not None
         rotation = cos[at][:, None, None], sin[at][:, None, None]  # (N, 1, 1, D/2)
         q, k = rotate(q, rotation), rotate(k, rotation)
-    keys[rows, :, at], values[rows, :, at] = k[:, :, 0].to(keys.dtype), v[:, :, 0].to(values.dtype)
-    source = rows[:, None].expand(n, length) if owner is None else owner[:, :length].long()
-    source = torch.where(columns == at[:, None], rows[:, None], source)  # (N, L)
-    past_k, past_v = keys[source, :, columns], values[source, :, columns]  # (N, L, G, D)
-    distance = at[:, None] - columns  # (N, L)
-    scores = dot_scores(q[:, :, 0], past_k.transpose(1, 2), scale)  # (N, H, L)
+    keys[rows, :, at % room], values[rows, :, at % room] = k[:, :, 0].to(keys.dtype), v[:, :, 0].to(values.dtype)
+    source = rows[:, None].expand(n, room) if owner is None else owner.gather(1, columns).long()
+    source = torch.where(columns == at[:, None], rows[:, None], source)
+    past_k, past_v = keys[source, :, columns % room], values[source, :, columns % room]  # (N, R, G, D)
+    distance = at[:, None] - columns  # (N, R)
+    scores = dot_scores(q[:, :, 0], past_k.transpose(1, 2), scale)  # (N, H, R)
     if bias is not None:
         scores = scores + bias[:, distance.clamp(min=0)].transpose(0, 1)
-    seen = (distance >= 0) & (distance <= (length if back is None else back))
+    seen = (distance >= 0) & (distance <= (room if back is None else back))
     return softmax_mean(scores, seen[:, None], past_v.transpose(1, 2)).flatten(1).to(qkv.dtype)
 
 

@@ -110,12 +110,18 @@ def owner_rows(owner, owner_row, n, j, L, OWNED: tl.constexpr):
 
 
 @triton.jit
+def ring_place(j, RING: tl.constexpr):
+    """Return the place of column j in a cache, which is a ring buffer of RING places unless that is 0."""
+    return j % RING if RING else j
+
+
+@triton.jit
 def self_kernel(
     qkv, keys, values, position, owner, cos_table, sin_table, bias, out, lse,
     qkv_row, row, group, column, owner_row, bias_row, L, scale, back,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_BLOCK: tl.constexpr, Q_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, OWNED: tl.constexpr, ROTARY: tl.constexpr, BIAS: tl.constexpr,
-    WINDOW: tl.constexpr, PDL: tl.constexpr,
+    RING: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend with the query heads of one row that share a key/value head, over one of SPLITS parts of its past.
 
@@ -131,12 +137,19 @@ def self_kernel(
     keys += g.to(tl.int64) * group
     values += g.to(tl.int64) * group
 
-    low = tl.maximum(at - back, 0) if WINDOW else 0
+    low = tl.maximum(at - back, 0) if RING else 0
     share = tl.cdiv(tl.cdiv(at - low, BLOCK), SPLITS) * BLOCK if SPLITS > 1 else at - low
     begin = low + split * share if SPLITS > 1 else low
     end = tl.minimum(begin + share, at)
     j = begin + lane
-    k, v = load_kv(keys, values, owner_rows(owner, owner_row, n, j, L, OWNED) * row + j * column, j < end, d, inside)
+    k, v = load_kv(
+        keys,
+        values,
+        owner_rows(owner, owner_row, n, j, L, OWNED) * row + ring_place(j, RING) * column,
+        j < end,
+        d,
+        inside,
+    )
     which = owner_rows(owner, owner_row, n, j + BLOCK, L, OWNED)
     cos, sin = 1.0, 0.0
     if ROTARY:
@@ -151,8 +164,9 @@ def self_kernel(
     new_v = tl.load(qkv + (first + Q + 1) * D + d, mask=inside, other=0.0).to(values.dtype.element_ty)
     q = q.to(keys.dtype.element_ty)
     if split == 0:
-        tl.store(keys + n * row + at * column + d, new_k, mask=inside)
-        tl.store(values + n * row + at * column + d, new_v, mask=inside)
+        to = n * row + ring_place(at, RING) * column + d
+        tl.store(keys + to, new_k, mask=inside)
+        tl.store(values + to, new_v, mask=inside)
 
     # The first split starts with the new token itself, which is not in the cache yet.
     own = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1) * scale  # (Q,)
@@ -167,7 +181,7 @@ def self_kernel(
     for start in range(begin, end, BLOCK):
         j = start + lane
         now_k, now_v, following = k, v, j + BLOCK
-        k, v = load_kv(keys, values, which * row + following * column, following < end, d, inside)
+        k, v = load_kv(keys, values, which * row + ring_place(following, RING) * column, following < end, d, inside)
         which = owner_rows(owner, owner_row, n, following + BLOCK, L, OWNED)
         scores = add_bias_and_mask(scores_of(q, now_k, scale, ONE), bias, bias_at, at - j, real, j < end, BIAS, ONE)
         m, total, acc = update_softmax(scores, now_v, m, total, acc, ONE)

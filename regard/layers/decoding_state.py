@@ -7,7 +7,7 @@ sentences and byte counts follow from the declaration:
 
 | storage       | holds                            | beam reordering    | sentences leave  |
 |---------------|----------------------------------|--------------------|------------------|
-| `Columns`     | keys or values of every token    | nothing moves      | rows are indexed |
+| `Columns`     | keys or values of tokens         | nothing moves      | rows are indexed |
 | `PerRow`      | a fixed size per hypothesis      | gathered by parent | rows are indexed |
 | `PerSentence` | computed once from the source    | nothing moves      | rows are indexed |
 
@@ -38,13 +38,20 @@ LENGTH = None  # in the shape of a PerSentence: the number of source tokens
 
 @dataclass(frozen=True)
 class Columns:
-    """The KV cache of a part, keys or values: `width` numbers for each token and head, (B, heads, columns, width)."""
+    """The KV cache of a part, keys or values: `width` numbers for each token and head, (B, heads, columns, width).
+
+    Sliding-window attention needs no more than the last `window` tokens; 0: all of them."""
 
     heads: int
     width: int
+    window: int = 0
+
+    def room(self, columns: int) -> int:
+        """Return how many of `columns` tokens are kept at most."""
+        return min(columns, self.window or columns)
 
     def nbytes(self, sentences: int, hypotheses: int, columns: int, source: int, dtype: torch.dtype) -> int:
-        return sentences * hypotheses * self.heads * columns * self.width * dtype.itemsize
+        return sentences * hypotheses * self.heads * self.room(columns) * self.width * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,8 @@ class DecodingState:
 
     Self-attention appends the keys and values of each step to its cache, whose memory doubles when it is full. Beam
     reordering changes only the mask `past`. Columns that no hypothesis uses any more are dropped from time to time,
-    because most of the cost of attention is reading keys and values.
+    because most of the cost of attention is reading keys and values. If all attention has a sliding window, so are those
+    that the widest window has left behind.
     """
 
     static: ClassVar[bool] = False
@@ -133,6 +141,7 @@ class DecodingState:
         self.sentences: list[tuple[PartStorage, str]] = []  # the PerSentence tensors
         self.source_axes: list[int | None] = []  # of these, the axis with the length of the source
         self.columns: list[tuple[PartStorage, str]] = []
+        windows: list[int] = []
         for path, part, storages in declared_storage(model):
             kept = self.parts[part] = PartStorage()
             self.paths[path] = part
@@ -143,9 +152,13 @@ class DecodingState:
                     kept.put(name, torch.zeros(shape, dtype=storage.dtype_for(dtype), device=device))
                 else:
                     (self.columns if isinstance(storage, Columns) else self.sentences).append((kept, name))
+                    windows += [storage.window] if isinstance(storage, Columns) else []
                     if isinstance(storage, PerSentence):
                         self.source_axes.append(storage.shape.index(LENGTH) + 1 if LENGTH in storage.shape else None)
                     kept.put(name, None)
+        self.window = (
+            max(windows, default=0) if all(windows) else 0
+        )  # of the widest attention; 0: some sees all columns
         self.length = 0  # an upper bound of the tokens of a hypothesis, known without a device synchronization
         self.next = torch.zeros(rows, dtype=torch.long, device=device)  # (B,) the position of the next token
         # (B, filled), of the columns of the KV cache; nothing is filled where no part declares Columns
@@ -218,6 +231,8 @@ class DecodingState:
         if self.columns:  # without a KV cache nothing grows with the text
             self.past, self.positions = self.own_past(), self.key_positions(new)
         self.next = self.next.maximum(new.amax(1) + 1) if is_prompt else self.next + 1
+        if self.window and self.filled > 2 * self.window * self.width:
+            self._drop_left_behind()
 
     # ---- selection ----------------------------------------------------------------------------------------------------
 
@@ -331,14 +346,30 @@ class DecodingState:
         self.last_drop_check = count
         self._drop_columns(alive, count)
 
+    def _drop_left_behind(self) -> None:
+        """Drop the columns that are outside every window of the next token."""
+        alive = (self.positions > PAD_POSITION) & (self.positions > self.next[:, None] - self.window)
+        if self.past is not None:
+            alive &= self.past.any(1)
+        least, most = (int(n) for n in alive.sum(1).aminmax())
+        self.gapless = self.gapless and least == most
+        self.last_drop_check = most
+        self._drop_columns(alive, most)
+
     def _drop_columns(self, alive: Tensor, count: int) -> None:
-        """Keep `count` columns of each sentence, those of `alive` (B, filled) first, in their order."""
+        """Keep `count` columns of each sentence, those of `alive` (B, filled) first, in their order.
+
+        Where few are left, for example after a long prompt, so is their memory."""
         if count == self.filled:
             return
         kept_columns = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :count]  # in their old order
         for kept, name in self.columns:
             x = getattr(kept, name)
-            x[:, :, :count] = x.take_along_dim(kept_columns[:, None, :, None], 2)
+            left = x.take_along_dim(kept_columns[:, None, :, None], 2)
+            if x.shape[2] > 8 * max(16, count):
+                kept.put(name, _grow_kv_cache(left, left, count, 2 * count))
+            else:
+                x[:, :, :count] = left
         self.positions = self.positions.where(alive, PAD_POSITION).gather(1, kept_columns)
         if self.past is not None:
             self.past = self.past.take_along_dim(kept_columns[:, None], 2)

@@ -4,6 +4,9 @@ It holds B slots for continuous batching, each with K rows for beam hypotheses; 
 writes the keys and values of row n into row n of the cache, and `owner[n, j]` is the row that holds column j of the past of
 row n, so that beam reordering moves no keys and values. States of fixed size are gathered by parent at the end of a step.
 Positions are read from device memory, so one captured step serves every length.
+
+The KV cache of sliding-window attention is a ring buffer: column j is kept at place j % window, where the token that leaves
+the window is overwritten. So its memory does not grow with the longest text.
 """
 
 from __future__ import annotations
@@ -73,13 +76,14 @@ class StaticDecodingState:
             self.storages[path] = storages
             for name, storage in storages.items():
                 if isinstance(storage, Columns):  # the KV cache (kv_cache) is allocated here
-                    tensor = torch.zeros((b * k, storage.heads, columns, storage.width), dtype=dtype, device=device)
+                    shape = (b * k, storage.heads, storage.room(columns), storage.width)
+                    tensor = torch.zeros(shape, dtype=dtype, device=device)
                 elif isinstance(storage, PerRow):
                     tensor = torch.zeros((b * k, *storage.shape), dtype=storage.dtype_for(dtype), device=device)
                     self.rows.append(tensor)
                 else:
-                    shape = [source if size is LENGTH else size for size in storage.shape]
-                    tensor = torch.zeros((b, *shape), dtype=storage.dtype or dtype, device=device)
+                    sizes = (source if size is LENGTH else size for size in storage.shape)
+                    tensor = torch.zeros((b, *sizes), dtype=storage.dtype or dtype, device=device)
                 kept.put(name, tensor)
         self.fused: dict[nn.Module, Any] = {}  # fused steps by part, if there is one row
         if self.fuse:
@@ -157,24 +161,24 @@ class StaticDecodingState:
 
     def _attend_gathered(self, part: Any, qkv: Tensor, kept: Any, layer: Layer) -> Tensor:
         """Attend by the reference kernel over gathered columns, for schemes that the step kernel does not support."""
-        n, device = len(qkv), qkv.device
+        n, device, room = len(qkv), qkv.device, kept.keys.shape[2]
         at, rows = self._position.long(), torch.arange(n, device=device)
-        columns = torch.arange(self.columns, device=device)
+        columns = torch.arange(room, device=device)[None] + (at[:, None] - room + 1).clamp(min=0)  # (N, room), in order
         q, k, v = part.split(qkv[:, None])  # (N, H, 1, D), (N, G, 1, D) twice
         if layer.tables.cos is not None:
             assert layer.tables.sin is not None
             rotation = layer.tables.cos[at][:, None, None], layer.tables.sin[at][:, None, None]  # (N, 1, 1, D/2)
             q, k = rotate(q, rotation), rotate(k, rotation)
-        kept.keys[rows, :, at], kept.values[rows, :, at] = (
+        kept.keys[rows, :, at % room], kept.values[rows, :, at % room] = (
             k[:, :, 0].to(kept.keys.dtype),
             v[:, :, 0].to(kept.values.dtype),
         )
-        where = rows[:, None].expand(n, self.columns) if self.owner is None else self.owner[:, : self.columns].long()
-        where = torch.where(columns == at[:, None], rows[:, None], where)  # (N, L)
+        where = rows[:, None].expand(n, room) if self.owner is None else self.owner.gather(1, columns).long()
+        where = torch.where(columns == at[:, None], rows[:, None], where)
         keys, values = (
-            x[where, :, columns].transpose(1, 2).to(q.dtype) for x in (kept.keys, kept.values)
-        )  # (N, G, L, D)
-        places = columns.expand(n, -1).masked_fill(columns > at[:, None], PAD_POSITION)
+            x[where, :, columns % room].transpose(1, 2).to(q.dtype) for x in (kept.keys, kept.values)
+        )  # (N, G, room, D)
+        places = columns.masked_fill(columns > at[:, None], PAD_POSITION)
         unused = (places == PAD_POSITION)[:, None, :, None]  # an earlier sentence in the slot may have left NaN
         keys, values = keys.masked_fill(unused, 0), values.masked_fill(unused, 0)
         plan = AttentionPlan(reference, layer.mask, at[:, None], places, scheme=layer.scheme)
@@ -208,7 +212,9 @@ class StaticDecodingState:
             for name, storage in self.storages[path].items():
                 place, new = getattr(kept, name), getattr(held, name)
                 if isinstance(storage, Columns):
-                    if new is not None:
+                    if new is not None and storage.window:
+                        place[rows] = self._ring(new, place.shape[2], other)[copies].to(place.dtype)
+                    elif new is not None:
                         place[rows, :, : other.filled] = new[copies, :, : other.filled].to(place.dtype)
                 elif isinstance(storage, PerRow):
                     place[rows] = new[copies].to(place.dtype)
@@ -217,6 +223,17 @@ class StaticDecodingState:
         if other.memory_positions is not None:
             lengths = (other.memory_positions > PAD_POSITION).sum(1, dtype=torch.int32)
             self.memory_length[slots] = lengths[which]
+
+    @staticmethod
+    def _ring(columns: Tensor, room: int, other: DecodingState) -> Tensor:
+        """Return the last columns of a growing state as a ring buffer, (B, heads, room, width).
+
+        The columns of a prompt are in order, padding after them; the first ones may have been dropped."""
+        place = torch.arange(room, device=columns.device)
+        last = other.next[:, None] - 1
+        position = last - (last - place) % room  # the last one at each place; negative where there is none
+        which = (position - other.positions[:, :1]).clamp(min=0)
+        return columns.take_along_dim(which[:, None, :, None], 2)
 
     @staticmethod
     def _fill_sentences(place: Tensor, new: Tensor, slots: Tensor, which: Tensor) -> None:

@@ -247,6 +247,29 @@ def test_a_new_token_looks_at_its_past_wherever_it_lies(
     assert np.array_equal(exact(values), v)
 
 
+@pytest.mark.parametrize("function", [self_attend, self_attend_reference])
+@pytest.mark.parametrize(("h", "g", "window"), [(2, 2, 1), (2, 1, 7), (1, 1, 100)])
+@pytest.mark.parametrize("positions", [(0, 5, 77, 200), (150, 150, 150, 150)])
+def test_a_window_needs_a_ring_of_no_more_columns(
+    function: Any, h: int, g: int, window: int, positions: tuple[int, ...]
+) -> None:
+    """The hypotheses of a sentence, which are at one position, may have each other's columns."""
+    n, length, d, position = 4, 256, 16, whole_numbers(*positions)
+    chosen: dict[str, Any] = {"back": window - 1, "bias": draw(h, length, seed=4), "scale": 0.25, "heads": (h, g)}
+    if len(set(positions)) == 1:
+        chosen["owner"] = owners(position, length)
+    qkv, keys, values = memory(n, h, g, length, d, FP32)
+    ring_keys, ring_values = (torch.full((n, g, window, d), torch.nan, device=DEVICE) for _ in range(2))
+    for row, at in enumerate(positions):
+        for j in range(max(0, at - window + 1), at):
+            ring_keys[row, :, j % window], ring_values[row, :, j % window] = keys[row, :, j], values[row, :, j]
+    expected, k, v = attend_by_hand(qkv, keys, values, position, **chosen)
+    close(function(qkv, ring_keys, ring_values, position, **chosen), expected)
+    for row, at in enumerate(positions):
+        assert np.array_equal(exact(ring_keys[row, :, at % window]), k[row, :, at])
+        assert np.array_equal(exact(ring_values[row, :, at % window]), v[row, :, at])
+
+
 def test_keys_are_cut_into_parts_only_where_few_rows_have_long_caches() -> None:
     assert attend.count_splits(1, 12, 256, 64) == attend.count_splits(64, 12, 2048, 64) == 1
     assert attend.count_splits(1, 16, 2048, 128) == 8

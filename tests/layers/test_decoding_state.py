@@ -300,6 +300,8 @@ STYLES: dict[str, dict[str, object]] = {
     "attention": {"positions": "learned"},
     "rotary": {"positions": "rope", "n_kv_heads": 1},
     "window and bias": {"positions": "alibi", "attention.window": 3},
+    "rotary window": {"positions": "rope", "attention.window": 4},
+    "contextual window": {"positions": "cope", "cope.positions": 6, "attention.window": 3},
     "a scheme for each layer": {"positions": "fire"},
     "contextual": {"positions": "cope", "cope.positions": 6},
     "convolution": {"mixer": ("convolution",), "n_heads": 0, "convolution.dilations": (1, 3), "positions": "none"},
@@ -392,6 +394,49 @@ def test_rows_at_their_own_positions_in_slots_that_are_entered_again(style: str)
     third.select(torch.tensor([1]))
     first.select(torch.tensor([1]))
     steps(5, [([0], third), ([1], first), ([2], second)])
+
+
+WINDOWS = [style for style in STYLES if "window" in style]
+
+
+@pytest.mark.parametrize("style", WINDOWS)
+@torch.no_grad()
+def test_a_sliding_window_keeps_no_more_than_two_windows(style: str) -> None:
+    """Steps after prompts of any length say what whole rows say, and a long text needs no more memory than a short one."""
+    model, window = gpt(style), int(STYLES[style]["attention.window"])  # type: ignore[call-overload]
+    for lengths in ((2, 9, 14), (12, 12), (1,)):
+        ids = torch.randint(VOCAB, (len(lengths), ROOM))
+        wanted = model(ids)
+        rows, at = torch.arange(len(ids)), torch.tensor(lengths)
+        prompt = ids[:, : max(lengths)].where(ragged(*lengths) > PAD_POSITION, PAD_POSITION)
+        _, state = model.begin(prompt)
+        for _ in range(ROOM - max(lengths)):
+            assert state.filled <= 2 * window
+            assert all(x.shape[2] <= 8 * 16 for kept in state.parts.values() for x in vars(kept).values())
+            found = model.step(ids[rows, at], state)
+            torch.testing.assert_close(found, wanted[rows, at], rtol=1e-4, atol=1e-5)
+            at += 1
+
+
+@torch.no_grad()
+def test_memory_of_a_long_prompt_that_a_window_has_left_behind_is_given_back() -> None:
+    torch.manual_seed(4)
+    sizes = {"preset": "gpt-tiny", "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 24, "max_len": 1000}
+    model = GPT(model_config(**{**sizes, "target_vocab": VOCAB, "positions": "rope", "attention.window": 4})).eval()  # type: ignore[arg-type]
+    _, short = model.begin(prompts(9))
+    _, long = model.begin(prompts(1000))
+    assert long.nbytes() <= short.nbytes()
+
+
+@pytest.mark.parametrize("style", WINDOWS)
+@torch.no_grad()
+def test_the_static_cache_of_a_sliding_window_does_not_grow_with_the_longest_text(style: str) -> None:
+    model = gpt(style)
+    window = int(STYLES[style]["attention.window"])  # type: ignore[call-overload]
+    position = torch.zeros(2, dtype=torch.int32)
+    sizes = {n: StaticDecodingState(model, (2, 1), n, 0, torch.float32, position=position).nbytes() for n in (8, ROOM)}
+    assert sizes[8] == sizes[ROOM] == 2 * 2 * 2 * 16 * window * 4  # keys and values of two layers
+    assert sizes[ROOM] == state_bytes(model, 2, 1, ROOM, 0, torch.float32)
 
 
 @styles

@@ -146,7 +146,8 @@ class SelfAttention(Attention, Mixer):
 
     def state(self) -> dict[str, Storage]:
         """Declare the KV cache."""
-        return {"keys": Columns(self.n_kv_heads, self.d_head), "values": Columns(self.n_kv_heads, self.d_head)}
+        columns = Columns(self.n_kv_heads, self.d_head, self.window)
+        return {"keys": columns, "values": columns}
 
     def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Append the keys and values of prompts to the KV cache and attend to all cached ones, (B, T, C) -> (B, T, C)."""
