@@ -134,6 +134,10 @@ def study_long_range(
     systems: Annotated[
         str | None, typer.Option(help="Systems to compare, such as attention,lstm,s4d; default: all.")
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Of copying,selective-copying,recall,text,cost; default: all, text if --data is given."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps of the tasks of memory.")] = None,
     jobs: Jobs = 1,
     device: Device = "auto",
@@ -142,8 +146,8 @@ def study_long_range(
     """Compare attention, LSTM and state spaces: memory tasks, time and memory."""
     from regard.studies.long_range import study
 
-    names = [name.strip() for name in systems.split(",")] if systems else None
-    print_table(study(output, data, names, steps, jobs, device, quick))
+    compared, scored = ([name.strip() for name in names.split(",")] if names else None for names in (systems, tasks))
+    print_table(study(output, data, compared, scored, steps, jobs, device, quick))
 
 
 @study_app.command("cell-search")

@@ -40,19 +40,23 @@ def study(
     out: Path,
     data: Path | None = None,
     systems: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
     steps: int | None = None,
     jobs: int = 1,
     device: str = "auto",
     quick: bool = False,
 ) -> Path:
-    """Run the jobs that are not done yet; write results.json, table.md and two pictures into `out`, and return it."""
+    """Run the jobs that are not done yet; write results.json, table.md and pictures into `out`, and return it."""
     if jobs < 1 or (steps is not None and steps < 1):
         raise RegardError(f"a study needs at least 1 job at a time and 1 step, not {jobs} and {steps}")
     where = pick_device(device)
     settings = QUICK if quick else LongRangeSettings() if where.type == "cuda" else ON_CPU
     if steps:
         settings = dataclasses.replace(settings, steps=steps)
-    todo = plan_jobs(out, data, settings, choose_systems(systems), str(where), jobs)
+    chosen = choose("system", systems, list(SYSTEMS)), choose("task", tasks, [*TASKS, COST])
+    if data is None and "text" in (tasks or ()):
+        raise RegardError("the task 'text' needs a text file: --data FILE")
+    todo = [job for job in plan_jobs(out, data, settings, chosen[0], str(where), jobs) if job.task in chosen[1]]
     training, costs = ([job for job in todo if (job.task == COST) == cost] for cost in (False, True))
     # One measurement at a time: jobs beside each other would slow each other down.
     failures = run_missing(run_job, training, jobs) + run_missing(run_job, costs, 1)
@@ -71,13 +75,12 @@ def study(
     return out
 
 
-def choose_systems(systems: Sequence[str] | None) -> list[str]:
-    """Return the systems to compare; default: all."""
-    known = list(SYSTEMS)
-    for name in systems or ():
+def choose(kind: str, names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """Return the systems or tasks to compare; default: all that are known."""
+    for name in names or ():
         if name not in known:
-            raise RegardError(f"unknown system '{name}': choose among {', '.join(known)}")
-    return list(dict.fromkeys(systems or known))
+            raise RegardError(f"unknown {kind} '{name}': choose among {', '.join(known)}")
+    return list(dict.fromkeys(names or known))
 
 
 def plan_jobs(
@@ -125,7 +128,7 @@ def list_systems(results: dict[str, Any]) -> list[str]:
 def format_table(results: dict[str, Any]) -> str:
     """Return the Markdown report."""
     setting = results["setting"]
-    parts = [format_scores(results), *(format_costs(results, *key) for key in COSTS)]
+    parts = [format_scores(results), *(format_costs(results, *key) for key in COSTS if COST in results)]
     s = setting["settings"]
     notes = (
         f"Accuracy on held-out sequences of {s['length']} tokens in percent; text: the lowest validation loss, in nats a "
@@ -181,19 +184,20 @@ def format_costs(results: dict[str, Any], kind: str, what: str) -> str:
 
 def plot_results(results: dict[str, Any]) -> dict[str, Any]:
     """Return the figures: accuracy of recall against the number of pairs, and time and memory against the length."""
-    s = results["setting"]["settings"]
-    recall = {
-        TITLES[system]: np.array([100 * found["scores"][str(n)] for n in s["pairs"]])
-        for system, found in results["recall"].items()
-    }
-    panels = []
-    for (kind, what), (title, unit, factor) in COSTS.items():
-        lines = {
-            TITLES[system]: factor * np.array(cost_numbers(results, system, kind, what)) for system in results[COST]
+    s, figures = results["setting"]["settings"], {}
+    if results.get("recall"):
+        recall = {
+            TITLES[system]: np.array([100 * found["scores"][str(n)] for n in s["pairs"]])
+            for system, found in results["recall"].items()
         }
-        panels.append(Lines(title, np.array(s["cost_lengths"]), lines, "length n", unit, log=True, powers=True))
-    accuracy = Lines("", np.array(s["pairs"]), recall, "pairs of key and value", "correct values, %", powers=True)
-    return {
-        "recall": draw("Associative recall", [accuracy], 1),
-        "cost": draw("Time and memory against the length of a text", panels, 2),
-    }
+        accuracy = Lines("", np.array(s["pairs"]), recall, "pairs of key and value", "correct values, %", powers=True)
+        figures["recall"] = draw("Associative recall", [accuracy], 1)
+    if results.get(COST):
+        panels = []
+        for (kind, what), (title, unit, factor) in COSTS.items():
+            lines = {
+                TITLES[system]: factor * np.array(cost_numbers(results, system, kind, what)) for system in results[COST]
+            }
+            panels.append(Lines(title, np.array(s["cost_lengths"]), lines, "length n", unit, log=True, powers=True))
+        figures["cost"] = draw("Time and memory against the length of a text", panels, 2)
+    return figures

@@ -226,8 +226,19 @@ def test_reports_without_text_and_with_failures(tmp_path: Path) -> None:
     assert "nats |" not in table
 
 
+def test_a_task_alone(tmp_path: Path) -> None:
+    study(tmp_path, systems=["attention"], tasks=["recall"], device="cpu", quick=True)
+    assert [path.name for path in (tmp_path / "jobs").glob("*.json")] == ["recall-attention.json"]
+    assert (tmp_path / "recall.png").exists()
+    assert "training step" not in (tmp_path / "table.md").read_text().split("Accuracy")[0]
+
+
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="unknown system 'elman': choose among attention"):
         study(tmp_path, systems=["elman"], device="cpu", quick=True)
+    with pytest.raises(RegardError, match="unknown task 'sorting': choose among copying"):
+        study(tmp_path, tasks=["sorting"], device="cpu", quick=True)
+    with pytest.raises(RegardError, match="--data FILE"):
+        study(tmp_path, tasks=["text"], device="cpu", quick=True)
     with pytest.raises(RegardError, match="at least 1 job"):
         study(tmp_path, jobs=0, device="cpu", quick=True)
