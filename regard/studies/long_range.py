@@ -178,7 +178,8 @@ def format_costs(results: dict[str, Any], kind: str, what: str) -> str:
     lines = []
     for system in results[COST]:
         numbers = [factor * x for x in cost_numbers(results, system, kind, what)]
-        lines.append([TITLES[system], *(LEFT_OUT if math.isnan(x) else f"{x:,.3g}" for x in numbers)])
+        shown = (LEFT_OUT if math.isnan(x) else f"{x:,.0f}" if x >= 1000 else f"{x:.3g}" for x in numbers)
+        lines.append([TITLES[system], *shown])
     return markdown_table(head, lines)
 
 

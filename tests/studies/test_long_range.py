@@ -214,14 +214,14 @@ def test_reports_without_text_and_with_failures(tmp_path: Path) -> None:
     assert {job.task for job in todo} == {*TASKS[:3], COST}
     results = collect_results(todo, [])
     assert all(not results[task] for task in (*TASKS[:3], COST))
-    costs = [{"length": 32, "seconds": 0.5, "bytes": 10**6, "rows": 2}, {"length": 64, "left_out": "time"}]
+    costs = [{"length": 32, "seconds": 1.2345, "bytes": 10**6, "rows": 2}, {"length": 64, "left_out": "time"}]
     results[COST]["s4d"] = {"training": costs, "decoding": costs}
     results["recall"]["s4d"] = {"parameters": 1234, "scores": {"2": 0.5, "4": 0.25}}
     settings = dataclasses.asdict(QUICK)
     results["setting"] = {"settings": settings, "device": "x", "torch": "y", "date": "2026-01-01", "command": "regard"}
     table = format_table(results)
     assert "| S4D | 1,234 |  |  | 50.0 | 25.0 |" in table
-    assert "| S4D | 500 | \u2013 |" in table
+    assert "| S4D | 1,234 | \u2013 |" in table
     assert "| S4D | 0.5 | \u2013 |" in table
     assert "nats |" not in table
 
