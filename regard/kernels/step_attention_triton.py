@@ -142,14 +142,8 @@ def self_kernel(
     begin = low + split * share if SPLITS > 1 else low
     end = tl.minimum(begin + share, at)
     j = begin + lane
-    k, v = load_kv(
-        keys,
-        values,
-        owner_rows(owner, owner_row, n, j, L, OWNED) * row + ring_place(j, RING) * column,
-        j < end,
-        d,
-        inside,
-    )
+    offset = owner_rows(owner, owner_row, n, j, L, OWNED) * row + ring_place(j, RING) * column
+    k, v = load_kv(keys, values, offset, j < end, d, inside)
     which = owner_rows(owner, owner_row, n, j + BLOCK, L, OWNED)
     cos, sin = 1.0, 0.0
     if ROTARY:

@@ -156,9 +156,7 @@ class DecodingState:
                     if isinstance(storage, PerSentence):
                         self.source_axes.append(storage.shape.index(LENGTH) + 1 if LENGTH in storage.shape else None)
                     kept.put(name, None)
-        self.window = (
-            max(windows, default=0) if all(windows) else 0
-        )  # of the widest attention; 0: some sees all columns
+        self.window = max(windows, default=0) if all(windows) else 0  # the widest; 0: some attention sees all columns
         self.length = 0  # an upper bound of the tokens of a hypothesis, known without a device synchronization
         self.next = torch.zeros(rows, dtype=torch.long, device=device)  # (B,) the position of the next token
         # (B, filled), of the columns of the KV cache; nothing is filled where no part declares Columns
@@ -347,7 +345,9 @@ class DecodingState:
         self._drop_columns(alive, count)
 
     def _drop_left_behind(self) -> None:
-        """Drop the columns that are outside every window of the next token."""
+        """Drop the columns that are outside every window of the next token.
+
+        They are counted, which synchronizes with the device, only when a window's worth of them has gathered."""
         alive = (self.positions > PAD_POSITION) & (self.positions > self.next[:, None] - self.window)
         if self.past is not None:
             alive &= self.past.any(1)
@@ -359,7 +359,7 @@ class DecodingState:
     def _drop_columns(self, alive: Tensor, count: int) -> None:
         """Keep `count` columns of each sentence, those of `alive` (B, filled) first, in their order.
 
-        Where few are left, for example after a long prompt, so is their memory."""
+        Memory that is mostly empty then, for example after a long prompt, is given back."""
         if count == self.filled:
             return
         kept_columns = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :count]  # in their old order

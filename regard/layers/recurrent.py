@@ -229,7 +229,8 @@ class Recurrent(nn.Module):
             for piece in x.split(LONGEST, 1):
                 out, *hx = getattr(torch._VF, kind)(piece, hx if n > 1 else hx[0], weights, *options)
                 outs.append(out)
-        return torch.cat(outs, 1), tuple(part for both in zip(*hx, strict=True) for part in both)
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+        return out, tuple(part for both in zip(*hx, strict=True) for part in both)
 
     def _weights(self, cell: Cell, padded: bool) -> tuple[Tensor, ...]:
         """Return weights and biases as torch's kernels take them; `padded` adds the columns that mark padding."""

@@ -48,7 +48,7 @@ def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwarg
 
 
 def usage(cubin: bytes) -> dict[str, int]:
-    """Return the stack of a thread in bytes, and the number of instructions."""
+    """Return the number of bytes of a thread's stack, and of instructions and shuffles."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
