@@ -34,6 +34,7 @@ from regard.errors import RegardError
 from regard.inference.arguments import decode_config
 from regard.inference.generator import Generation, Generator
 from regard.inference.translator import Translation, Translator
+from regard.kernels.masks import PAD_POSITION
 from regard.layers.hooks import paused
 from regard.look.record import AttentionRecord, attention_layers, record
 
@@ -241,15 +242,19 @@ def ended_log_probs(log_p: Tensor, log_prob: Tensor, beam: int, eos: int) -> Ten
 
 
 def rows_by_hypothesis(one: AttentionRecord, name: str) -> Tensor:
-    """Return the weights (B, K, H, S) of each hypothesis in a step; self-attention over its own past only, in its order."""
+    """Return the weights (B, K, H, S) of each hypothesis in a step; self-attention over its own past only, by position.
+
+    Columns that a sliding window has left behind may be gone from the cache: their weights are 0."""
     found, plan = one.weights().transpose(1, 2), one.plan
     if not name.endswith("self"):
         return found
-    own = (
-        (plan.key_positions >= 0)[:, None].expand(-1, found.shape[1], -1) if plan.past is None else plan.past
-    )  # (B, K, S)
-    order = plan.key_positions[:, None].masked_fill(~own, torch.iinfo(torch.long).max).argsort(-1)
-    return found.take_along_dim(order[:, :, None, : int(own.sum(-1).max())], -1)
+    at = plan.key_positions[:, None].expand(-1, found.shape[1], -1)  # (B, K, S)
+    own = at > PAD_POSITION
+    if plan.past is not None:
+        own = own & plan.past
+    n = int(at.where(own, PAD_POSITION).max()) + 1
+    index = at.where(own, n)[:, :, None].expand_as(found)  # columns of others go behind the last position
+    return found.new_zeros(*found.shape[:3], n + 1).scatter(-1, index, found)[..., :n]
 
 
 # ---- the tree ---------------------------------------------------------------------------------------------------------
