@@ -32,7 +32,7 @@ from regard.kernels.operators import MOST_ROWS, dense_rows, operator
 from regard.kernels.residual_norm import TRITON, multiprocessors
 
 CHUNK = 64  # tokens between two stored states
-TOKENS = 16  # the same in the Triton kernels: the tokens of a tile
+TOKENS = 8  # the same in the Triton kernels
 LOG2E = 1.4426950408889634
 LARGE = 1 << 22  # states (tokens * channels * N) from which a model of many layers is faster with numba
 
@@ -51,7 +51,7 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D) in the dtype of x, and the state (B, D, N) after the last token, at least in fp32."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    vectors = torch.cat([b, c], -1).transpose(1, 2).to(exact).contiguous()  # (B, 2N, T)
+    vectors = torch.cat([b, c], -1).to(exact)  # (B, T, 2N)
     a, skip, bias = a.to(exact), skip.to(exact), bias.to(exact)
     y, final, _ = forward(x, u, a, vectors, skip, bias, starts, gate, initial)
     return y, final
@@ -182,11 +182,6 @@ def uses_kernels(x: Tensor) -> bool:
     return x.is_cuda and TRITON and x.dtype != torch.float64 and len(x) <= MOST_ROWS
 
 
-def split_vectors(vectors: Tensor) -> tuple[Tensor, ...]:
-    """Return B and C, (B, T, N) each, of `vectors` (B, 2N, T)."""
-    return vectors.transpose(1, 2).contiguous().chunk(2, -1)
-
-
 def make_states(x: Tensor, a: Tensor) -> Tensor:
     """Return the memory for the state before each chunk, (B, chunks, N, D)."""
     chunk, dtype = (TOKENS, torch.promote_types(x.dtype, torch.bfloat16)) if uses_kernels(x) else (CHUNK, a.dtype)
@@ -207,11 +202,11 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (B, T, D), the last state (B, D, N), and the state before each chunk (B, chunks, N, D).
 
-    `vectors` (B, 2N, T) are B and C."""
+    `vectors` (B, T, 2N) are B and C."""
     if uses_kernels(x):
         return run_forward(x, u, a, vectors, skip, bias, starts, gate, initial)
     begins = starts == torch.arange(x.shape[1], device=x.device)
-    values, dt, (b, c) = x.to(a.dtype), F.softplus(u.to(a.dtype) + bias), split_vectors(vectors)
+    values, dt, (b, c) = x.to(a.dtype), F.softplus(u.to(a.dtype) + bias), vectors.chunk(2, -1)
     h = torch.zeros_like(a).expand(len(x), -1, -1) if initial is None else initial.to(a.dtype)
     with without_autocast(x.device):
         y, final, states = scan_chunks(values, dt, a, b, c, begins, h)
@@ -253,7 +248,7 @@ def backward(
         return run_backward_kernels(grad, grad_final, x, u, a, vectors, skip, bias, starts, gate, states)
     begins = starts == torch.arange(x.shape[1], device=x.device)
     values, raw, dy = x.to(a.dtype), u.to(a.dtype) + bias, grad.to(a.dtype)
-    b, c = split_vectors(vectors)
+    b, c = vectors.chunk(2, -1)
     dt, gates, by_output = F.softplus(raw), [], dy
     carry = states.new_zeros(len(x), *a.shape) if grad_final is None else grad_final
     if gate is not None:
@@ -266,8 +261,7 @@ def backward(
         gates = [(by_output * (y + skip * values) * opened * (1 + z * (1 - opened))).to(gate.dtype)]
     du, dskip = ddt * raw.sigmoid(), (dy * values).sum((0, 1))
     dx = (dx + dy * skip).to(x.dtype)
-    dvectors = torch.cat([db, dc], -1).transpose(1, 2).contiguous()
-    return [dx, du.to(u.dtype), da, dvectors, dskip, du.sum((0, 1)), first.contiguous(), *gates]
+    return [dx, du.to(u.dtype), da, torch.cat([db, dc], -1), dskip, du.sum((0, 1)), first.contiguous(), *gates]
 
 
 @backward.register_fake
@@ -314,8 +308,10 @@ forward.register_autograd(run_backward, setup_context=setup_context)
 # ---- launches ----------------------------------------------------------------------------------------------------------
 
 BLOCK = 32  # channels of a program: one for each lane of its warp
-GROUP = 16  # states whose gradients of B and C are gathered before they are stored; the least that a product takes
-WARPS = 16  # programs for each multiprocessor, where time is divided into splits
+UNROLL = 2  # pairs of states in a turn of the backward kernel's loop
+TILE = 4  # tokens that the forward pass loads at a time
+IN_REGISTERS = 16  # states of a channel that it holds in registers
+PROGRAMS = 8  # for each multiprocessor, where time is divided into splits: as many as its registers have room for
 ENOUGH = 6  # programs for each multiprocessor from which on it is not
 REGISTERS = 255  # that a thread may have; by itself the compiler takes few, and loads one number after the other
 
@@ -325,9 +321,14 @@ def split_size(x: Tensor) -> int:
 
     A split costs most exponentials twice."""
     programs, processors = max(1, x.shape[0] * -(-x.shape[2] // BLOCK)), multiprocessors(x)
-    splits = 1 if programs >= ENOUGH * processors else max(1, WARPS * processors // programs)
+    splits = 1 if programs >= ENOUGH * processors else max(1, PROGRAMS * processors // programs)
     tiles = -(-x.shape[1] // TOKENS)
     return max(1, -(-tiles // splits)) * TOKENS
+
+
+def sums_by_tensor_cores(x: Tensor, states: int) -> bool:
+    """Return whether sums over channels, which are products in bf16 then, are exact enough and possible."""
+    return x.is_cuda and not torch.version.hip and x.dtype != torch.float32 and states % 2 == 0
 
 
 class ScanLaunch:
@@ -348,21 +349,9 @@ class ScanLaunch:
         self.a2 = (a * LOG2E).t().contiguous()  # (N, D)
         full = self.length % TOKENS == 0 and self.width % BLOCK == 0
         self.warp = {"num_warps": 1, "num_stages": 1, "maxnreg": REGISTERS}
-        self.sink = torch.empty(32 * self.grid[0], dtype=torch.int32, device=x.device)  # what nobody reads
-        self.sizes = {
-            "W": self.width,
-            "STATES": self.states,
-            "BLOCK": BLOCK,
-            "TOKENS": TOKENS,
-            "FULL": full,
-            **self.warp,
-        }
-        self.strides = {"X": self.x.stride(1), "DT": self.u.stride(1)}
+        self.sizes = {"W": self.width, "STATES": self.states, "BLOCK": BLOCK, "FULL": full, **self.warp}
         self.gate = {"Z": self.z.stride(1), "GATE": gate is not None}
-
-    def unroll(self, most: int) -> dict[str, int]:
-        """Return how many states a kernel loads at a time."""
-        return {"UNROLL": next(n for n in (most, 2, 1) if self.states % n == 0)}
+        self.by_token = {"TILE": TILE, "N": min(IN_REGISTERS, max(2, 1 << (self.states - 1).bit_length()))}
 
     def first_carry(self, given: Tensor | None, local: Any, reverse: bool) -> Tensor:
         """Return the state that each split begins with, (B, splits, N, D); `given` (B, D, N) is that of the first.
@@ -377,11 +366,11 @@ class ScanLaunch:
         )
         if self.splits == 1:
             return carry if given is None else given[:, None]
-        sums = self.a2.new_empty(self.batch, self.splits, 2, self.width)
-        local(carry, sums)
+        totals = self.a2.new_zeros(self.batch, self.splits, self.width)
+        local(carry, totals)
         sizes = {"W": self.width, "STATES": self.states, "BLOCK": BLOCK, **self.warp}
         self.kernels.combine[(self.grid[0], self.batch, self.states)](
-            *(carry if given is None else given, carry, sums, self.a2, self.splits),
+            *(carry if given is None else given, carry, totals, self.a2, self.splits),
             **sizes, REVERSE=reverse, FIRST=given is not None,
         )  # fmt: skip
         return carry
@@ -392,19 +381,17 @@ def run_forward(
     gate: Tensor | None, initial: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return what `forward` does, by the Triton kernels."""
-    call = ScanLaunch(x, u, a, vectors, bias, starts, gate)
+    call, y, kept = ScanLaunch(x, u, a, vectors, bias, starts, gate), x.new_empty(x.shape), make_states(x, a)
 
-    def local(ends: Tensor, sums: Tensor) -> None:
-        call.kernels.local_states[call.local_grid](
-            *(call.x, call.u, call.vectors, call.a2, bias, call.starts, ends, sums, call.sink),
-            *(call.length, call.span, call.splits), **call.sizes, **call.strides, **call.unroll(4),
+    def launch(grid: tuple[int, ...], carry: Tensor, totals: Tensor, local: bool) -> None:
+        call.kernels.forward[grid](
+            *(call.x, call.u, call.z, call.vectors, call.a2, skip, bias, call.starts, carry, totals, y, kept),
+            *(call.length, call.span), **call.sizes, **call.gate, **call.by_token,
+            X=call.x.stride(1), DT=call.u.stride(1), TOKENS=TOKENS, LOCAL=local,
         )  # fmt: skip
 
-    carry, y, kept = call.first_carry(initial, local, False), x.new_empty(x.shape), make_states(x, a)
-    call.kernels.forward[call.grid](
-        *(call.x, call.u, call.z, call.vectors, call.a2, skip, bias, call.starts, carry, y, kept, call.sink),
-        *(call.length, call.span), **call.sizes, **call.strides, **call.gate, **call.unroll(2),
-    )  # fmt: skip
+    carry = call.first_carry(initial, lambda ends, totals: launch(call.local_grid, ends, totals, True), False)
+    launch(call.grid, carry, carry, False)
     return y, carry[:, -1].transpose(1, 2).contiguous(), kept
 
 
@@ -413,12 +400,14 @@ def run_backward_kernels(
     bias: Tensor, starts: Tensor, gate: Tensor | None, states: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     """Return what `backward` does, by the Triton kernels."""
+    from regard.kernels.lane_sums_triton import matrices
+
     call, grad = ScanLaunch(x, u, a, vectors, bias, starts, gate), dense_rows(grad)
 
-    def local(ends: Tensor, sums: Tensor) -> None:
+    def local(ends: Tensor, totals: Tensor) -> None:
         call.kernels.local_adjoint[call.local_grid](
-            *(call.u, call.z, call.vectors, grad, call.a2, bias, call.starts, ends, sums, call.sink),
-            *(call.length, call.span, call.splits), **call.sizes, **call.gate, **call.unroll(4),
+            *(call.u, call.z, call.vectors, grad, call.a2, bias, call.starts, ends, totals),
+            *(call.length, call.span, call.splits), **call.sizes, **call.gate, **call.by_token,
             DT=call.u.stride(1), G=grad.stride(1),
         )  # fmt: skip
 
@@ -428,16 +417,20 @@ def run_backward_kernels(
         u.new_empty(u.shape),
         call.z.new_empty(call.z.shape if gate is not None else (1,)),
     )
-    blocks, parts = call.grid[0], call.batch * call.splits
-    dvectors = a.new_empty(blocks, call.batch, 2 * call.states, call.length)
+    blocks, parts, exact = call.grid[0], call.batch * call.splits, not sums_by_tensor_cores(x, call.states)
+    by_state = call.vectors.transpose(1, 2).contiguous()  # (B, 2N, T)
+    shape = blocks, call.batch, call.length, 2 * call.states
+    dvectors = vectors.new_empty(shape, dtype=torch.float32 if exact else torch.bfloat16)
+    words = dvectors if exact else dvectors.view(torch.int32)
     da, rows = a.new_zeros(parts, call.states, call.width), a.new_empty(2, parts, call.width)
-    exact = not x.is_cuda or x.dtype == torch.float32
+    sink = torch.empty(32 * blocks, dtype=torch.int32, device=x.device)  # what nobody reads
     call.kernels.backward[call.grid](
-        *(call.x, call.u, call.z, call.vectors, grad, call.a2, skip, bias, call.starts, states, carry),
-        *(dx, du, dz, dvectors, da, rows[0], rows[1], call.sink, call.length, call.span),
-        **call.sizes, **call.strides, **call.gate, G=grad.stride(1), EXACT=exact, N=GROUP if call.x.is_cuda else 2,
+        *(call.x, call.u, call.z, by_state, grad, call.a2, skip, bias, call.starts, states, carry),
+        *(dx, du, dz, words, da, rows[0], rows[1], sink, matrices(x.device), call.length, call.span),
+        **call.sizes, **call.gate, X=call.x.stride(1), DT=call.u.stride(1), G=grad.stride(1), TOKENS=TOKENS,
+        EXACT=exact, UNROLL=UNROLL,
     )  # fmt: skip
-    found = [dx, du, da.sum(0).t().contiguous(), dvectors.sum(0), rows[0].sum(0), rows[1].sum(0)]
+    found = [dx, du, da.sum(0).t().contiguous(), dvectors.sum(0, dtype=torch.float32), rows[0].sum(0), rows[1].sum(0)]
     return [*found, carry[:, 0].transpose(1, 2).contiguous(), *([] if gate is None else [dz])]
 
 

@@ -1,103 +1,137 @@
 """Triton kernels of kernels/selective_scan.py: the selective scan of Mamba, forward and backward.
 
-A program is one warp. It has BLOCK channels, one for each lane, and walks through time in tiles of TOKENS tokens, which it
-holds in registers: a tile is (BLOCK, TOKENS). For each of the N states in turn it computes the decays of the tile, one exp2
-a token, and runs through the tokens of its lane. The state after the last token waits in memory (`carry`) for the next tile.
+A program is one warp with BLOCK = 32 channels, one for each lane. Tiles are (tokens, channels), so that a lane has all
+tokens of its channel in registers, and lanes exchange nothing but the sums over channels for the gradients of B and C.
+
+The forward pass goes from token to token with all states of its channels, up to N of them, in registers. The states of a
+token do not depend on each other, which hides the latency of the exponentials. It loads TILE tokens ahead, and stores the
+states before each chunk of TOKENS tokens for the backward pass.
+
+The backward pass goes from chunk to chunk, and in each of them from one pair of states to the next: it computes the decays
+of the chunk, the states after each token from the stored ones, then their gradients from the last token to the first. The
+gradient of the states before the chunk waits in memory (`carry`) for the chunk before it.
 
 Time is divided into splits where batch and channels alone do not fill the GPU:
 
-    1. `local_states` gives each split's end state from zeros, and its total decay;
+    1. `forward` with LOCAL gives the end state of each split from zeros, and the sum of its steps;
     2. `combine` turns these into the state at the beginning of each split, one split after the other;
-    3. `forward` computes the outputs of a split from there, and stores the state before each tile for the backward pass.
+    3. `forward` computes the outputs of a split from there.
 
-The backward pass does likewise with the adjoint recurrence (`local_adjoint`, `combine`, `backward`); it computes the states
-of a tile again from the stored one. The gradients of B and C are sums over channels, which lie in different lanes: unless
-EXACT, a product with ones on the tensor cores makes these sums, in TF32.
+The backward pass does likewise with the adjoint recurrence (`local_adjoint`, `combine`, `backward`).
 
-The decay of a token is exp2(dt A2 + off), A2 = A log2(e). `off` is -1e30 for the first token of a document, which makes
-the decay exactly 0, otherwise 0. Beyond the end of a row dt is 0, which leaves the state as it is. Widths and row strides
-are constants, so that the addresses of a tile are constant offsets from one pointer. FULL says that no tile goes beyond an
-end, so that loads and stores need no mask.
+The decay of a token is exp2(dt A2), A2 = A log2(e). The first token of a document has the step RESET instead, with which
+the decay is exactly 0, while it adds its own dt B x. Beyond the end of a row dt is 0, which leaves the state as it is.
+Widths and row strides are constants, so that the addresses of a tile are constant offsets from one pointer. FULL says that
+no tile goes beyond an end, so that loads and stores need no mask.
 
-Triton gives lanes to the axis of a tile that is contiguous in memory, the channels, and as many neighbours to a lane as it
-knows to be aligned. A lane must have one channel, so kernels are not told how the pointers to tiles are aligned
-(tests/kernels/test_compiled_kernels.py looks at the result).
+The gradients of B and C are sums over channels, which lie in different lanes: sums on the tensor cores, rounded to bf16
+(lane_sums_triton.py), or, if EXACT, sums of fp32 by shuffles.
 
-A multiprocessor holds only eight of these warps, which is few to hide the latency of memory. So what the next tile needs is
-brought into the L1 cache a tile ahead: `touch_tile` and `touch_vectors` load one number of each 32 bytes. Triton has no
-instruction for that, so the bits of these numbers are gathered and stored at the end (`sink`), where nobody reads them.
-States are loaded UNROLL at a time, since no load is moved before a store; the backward kernel has no registers for that, and
-loads what is small one state ahead.
+Triton gives lanes to the last axis of a tile, and as many neighbours to a lane as it knows to be aligned. A lane must have
+one channel, so kernels are not told how the pointers to tiles are aligned (tests/kernels/test_compiled_kernels.py looks at
+the result).
+
+The backward kernel needs nearly all registers of a multiprocessor for eight warps, which is few to hide the latency of
+memory. So what the next chunk needs is brought into the L1 cache a chunk ahead: `touch_tile` and `touch_vectors` load one
+number of each 32 bytes. Triton has no instruction for that, so the bits of these numbers are gathered and stored at the end
+(`sink`), where nobody reads them. What a pair of states needs is loaded one pair ahead.
 """
 
-# ruff: noqa: RUF005 (Triton has no starred expressions)
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
+
+from regard.kernels.lane_sums_triton import sum_lanes, sum_quads
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-RESET: tl.constexpr = tl.constexpr(-1e30)
+RESET: tl.constexpr = tl.constexpr(1e30)
+COMPILED: tl.constexpr = tl.constexpr(
+    not triton.knobs.runtime.interpret
+)  # the interpreter has no instructions of a GPU
 
 
 @triton.jit
-def softplus(u):
-    """Return log(1 + exp(u)), by its series where exp(u) is small."""
+def reciprocal(u):
+    """Return 1 / u; compiled, the hardware's, which is off by one rounding."""
+    if COMPILED:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [u], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 1.0 / u
+
+
+@triton.jit
+def softplus_and_slope(u):
+    """Return log(1 + exp(u)), by its series where exp(u) is small, and its slope."""
     e = tl.exp2(u * LOG2E)
     series = e * (1.0 - e * (0.5 - e * (0.33333333333 - e * (0.25 - e * 0.2))))
-    return tl.where(u > 20.0, u, tl.where(e < 0.05, series, LN2 * tl.log2(1.0 + e)))
+    log = libdevice.fast_log2f(1.0 + e) if COMPILED else tl.log2(1.0 + e)
+    value = tl.where(u > 20.0, u, tl.where(e < 0.05, series, LN2 * log))
+    return value, tl.where(u > 20.0, 1.0, e * reciprocal(1.0 + e))
 
 
 @triton.jit
 def sigmoid(u):
-    return 1.0 / (1.0 + tl.exp2(-u * LOG2E))
+    return reciprocal(1.0 + tl.exp2(-u * LOG2E))
+
+
+# ---- tiles -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def in_width(d, W: tl.constexpr, BLOCK: tl.constexpr):
+    """Return which channels exist, a constant where all do."""
+    return d < W if W % BLOCK else tl.full((BLOCK,), True, tl.int1)
 
 
 @triton.jit
 def load_tile(at, i, left, d, valid, ROW: tl.constexpr, FULL: tl.constexpr):
-    """Load a tile (BLOCK, TOKENS) in fp32; `at` points at its first token, and `left` tokens are left in the row."""
+    """Load a tile (tokens, BLOCK); `at` points at its first token, and `left` tokens are left in the row."""
     if FULL:
-        return tl.load(at + (i * ROW)[None, :] + d[:, None]).to(tl.float32)
-    mask = (i < left)[None, :] & valid[:, None]
-    return tl.load(at + (i * ROW)[None, :] + d[:, None], mask=mask, other=0.0).to(tl.float32)
+        return tl.load(at + (i * ROW)[:, None] + d[None, :])
+    return tl.load(at + (i * ROW)[:, None] + d[None, :], mask=(i < left)[:, None] & valid[None, :], other=0.0)
 
 
 @triton.jit
 def store_tile(at, tile, i, left, d, valid, ROW: tl.constexpr, FULL: tl.constexpr):
-    """Store a tile (BLOCK, TOKENS) where `load_tile` would load it."""
-    at += (i * ROW)[None, :] + d[:, None]
+    """Store a tile (tokens, BLOCK) where `load_tile` would load it."""
+    at = at + (i * ROW)[:, None] + d[None, :]
     if FULL:
         tl.store(at, tile.to(at.dtype.element_ty))
     else:
-        tl.store(at, tile.to(at.dtype.element_ty), mask=(i < left)[None, :] & valid[:, None])
+        tl.store(at, tile.to(at.dtype.element_ty), mask=(i < left)[:, None] & valid[None, :])
 
 
 @triton.jit
-def load_steps(at, bias, i, left, d, valid, ROW: tl.constexpr, FULL: tl.constexpr):
-    """Load a tile of step sizes dt, 0 beyond the end of the row."""
-    dt = softplus(load_tile(at, i, left, d, valid, ROW, FULL) + bias[:, None])
-    return dt if FULL else tl.where((i < left)[None, :], dt, 0.0)
+def step_sizes(raw, shift, i, left, FULL: tl.constexpr):
+    """Return the step sizes dt of a tile and their slopes, 0 beyond the end of the row."""
+    delta, slope = softplus_and_slope(raw.to(tl.float32) + shift[None, :])
+    if FULL:
+        return delta, slope
+    return tl.where((i < left)[:, None], delta, 0.0), tl.where((i < left)[:, None], slope, 0.0)
 
 
 @triton.jit
-def load_tokens(at, i, left, FULL: tl.constexpr):
-    """Load one number for each token of a tile, (TOKENS,): one state of B or C."""
-    return tl.load(at + i) if FULL else tl.load(at + i, mask=i < left, other=0.0)
-
-
-@triton.jit
-def load_offsets(starts, t, i, left, FULL: tl.constexpr):
-    """Return RESET for each token of a tile with which a document begins, otherwise 0, (TOKENS,)."""
+def with_resets(delta, starts, t, i, left, FULL: tl.constexpr):
+    """Return the step sizes of a tile, RESET for each token with which a document begins."""
     start = tl.load(starts + t + i) if FULL else tl.load(starts + t + i, mask=i < left, other=-1)
-    return tl.where(start == t + i, RESET, 0.0)
+    return tl.where((start == t + i)[:, None], RESET, delta)
 
 
 @triton.jit
-def pick(tile, hit):
-    """Return the token of a tile at which `hit` (1, TOKENS) is true, (BLOCK,): a register, since xor with 0 is no work."""
+def load_vector(at, n, states, EVEN: tl.constexpr):
+    """Load B or C of one token, (N,), 0 beyond the last of the states."""
+    return tl.load(at + n) if EVEN else tl.load(at + n, mask=n < states, other=0.0)
+
+
+@triton.jit
+def pick(tile, hit, axis: tl.constexpr = 0):
+    """Return the part of a tile at which `hit` is true, on one place of an axis: registers, since xor with 0 is no work."""
     bits = tl.where(hit, tile.to(tl.int32, bitcast=True), 0)
-    return tl.xor_sum(bits, 1).to(tl.float32, bitcast=True)
+    return tl.xor_sum(bits, axis).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -111,117 +145,98 @@ def touch_tile(at, left, first, W, ROW: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def touch_vectors(at, T, left, STATES: tl.constexpr):
-    """Load two tokens of each state of B and C of a tile, (32,) as bits."""
+    """Load one token of each state of B and C of a chunk, (32,) as bits."""
     k = tl.arange(0, 32)
-    found = tl.load(at + k * T, mask=k < tl.where(left > 0, 2 * STATES, 0), other=0.0)
-    more = tl.load(at + k * T + 8, mask=k < tl.where(left > 8, 2 * STATES, 0), other=0.0)
-    return found.to(tl.int32, bitcast=True) ^ more.to(tl.int32, bitcast=True)
+    return tl.load(at + k * T, mask=k < tl.where(left > 0, 2 * STATES, 0), other=0.0).to(tl.int32, bitcast=True)
 
 
-@triton.jit(do_not_specialize_on_alignment=["x", "dt"])
-def local_states(
-    x, dt, vectors, a2, bias, starts, ends, decays, sink, T, SPAN, SPLITS,
-    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, STATES: tl.constexpr,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, FULL: tl.constexpr,
+# ---- forward -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize_on_alignment=["x", "dt", "gate", "a2", "carry", "y", "states"])
+def forward(
+    x, dt, gate, vectors, a2, skip, bias, starts, carry, totals, y, states, T, SPAN,
+    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, STATES: tl.constexpr, N: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr,
+    GATE: tl.constexpr, FULL: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
-    """Write the state at the end of each split but the last, from zeros, and the sums of dt and of offsets.
+    """Write the outputs of a split and the state before each chunk of TOKENS tokens.
 
-    `ends` are zeros at the beginning."""
+    `carry` (states, W) of a split is the state before it at the beginning, and the state after it at the end. LOCAL writes
+    nothing else but the sum of the split's steps to `totals`; `carry` are zeros at the beginning then. `vectors`
+    (T, 2 states) are B and C."""
     block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    d, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS)
-    which, valid = row * SPLITS + split, d < W
+    d, i, n = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TILE), tl.arange(0, N)
+    valid = in_width(d, W, BLOCK)
+    EVEN: tl.constexpr = STATES % N == 0
+    SINGLE: tl.constexpr = STATES <= N  # all states of a channel are in registers at once
+    own = row * (tl.num_programs(2) + LOCAL) + split  # LOCAL has no program for the last split
+    carry += own * STATES * W
+    states += row * tl.cdiv(T, TOKENS) * STATES * W
+    vectors += row * T * 2 * STATES
+    at = n[:, None] * W + d[None, :]
+    inside = (n < STATES)[:, None] & valid[None, :]
     shift = tl.load(bias + d, mask=valid, other=0.0)
-    ends += which * STATES * W
-    vectors += row * 2 * STATES * T
-    total, offset = tl.zeros((BLOCK,), tl.float32), 0.0
-    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
-    for t in range(split * SPAN, tl.minimum(split * SPAN + SPAN, T), TOKENS):
-        first, left = row * T + t, T - t
-        delta = load_steps(dt + first * DT, shift, i, left, d, valid, DT, FULL)
-        off = load_offsets(starts + row * T, t, i, left, FULL)
-        new = delta * load_tile(x + first * X, i, left, d, valid, X, FULL)
-        touched ^= ahead
-        ahead = touch_vectors(vectors + t + TOKENS, T, left - TOKENS, STATES)
-        ahead ^= touch_tile(x + (first + TOKENS) * X, left - TOKENS, block * BLOCK, W, X, BLOCK)
-        ahead ^= touch_tile(dt + (first + TOKENS) * DT, left - TOKENS, block * BLOCK, W, DT, BLOCK)
-        for n in range(0, STATES, UNROLL):
-            rates, keys, states = (), (), ()
-            for j in tl.static_range(UNROLL):
-                rates = rates + (tl.load(a2 + (n + j) * W + d, mask=valid, other=0.0),)
-                keys = keys + (load_tokens(vectors + (n + j) * T + t, i, left, FULL),)
-                states = states + (tl.load(ends + (n + j) * W + d, mask=valid, other=0.0),)
-            for j in tl.static_range(UNROLL):
-                decay = tl.exp2(delta * rates[j][:, None] + off[None, :])
-                added, h = new * keys[j][None, :], states[j]
-                for k in tl.static_range(TOKENS):
-                    hit = (i == k)[None, :]
-                    h = pick(decay, hit) * h + pick(added, hit)
-                tl.store(ends + (n + j) * W + d, h, mask=valid)
-        total += tl.sum(delta, 1)
-        offset += tl.sum(off, 0)
-        tl.debug_barrier()
-    tl.store(decays + which * 2 * W + d, total, mask=valid)
-    tl.store(decays + (which * 2 + 1) * W + d, total * 0.0 + offset, mask=valid)
-    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
-
-
-@triton.jit(do_not_specialize_on_alignment=["dt", "gate", "grad"])
-def local_adjoint(
-    dt, gate, vectors, grad, a2, bias, starts, ends, decays, sink, T, SPAN, SPLITS,
-    W: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    """Write the gradient of the state before each split but the first, by the split's own tokens, and the sums of dt and of
-    offsets.
-
-    `ends` are zeros at the beginning."""
-    block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) + 1
-    d, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS)
-    which, valid = row * SPLITS + split, d < W
-    shift = tl.load(bias + d, mask=valid, other=0.0)
-    ends += which * STATES * W
-    vectors += row * 2 * STATES * T
-    total, offset = tl.zeros((BLOCK,), tl.float32), 0.0
-    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
-    tiles = tl.cdiv(tl.minimum(SPAN, T - split * SPAN), TOKENS)
-    for back in range(0, tiles):
-        t = split * SPAN + (tiles - 1 - back) * TOKENS
-        first, left = row * T + t, T - t
-        delta = load_steps(dt + first * DT, shift, i, left, d, valid, DT, FULL)
-        off = load_offsets(starts + row * T, t, i, left, FULL)
-        dy = load_tile(grad + first * G, i, left, d, valid, G, FULL)
-        if GATE:
-            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL)
-            dy *= z * sigmoid(z)
-        touched ^= ahead  # a split but the first has tokens before it
-        ahead = touch_vectors(vectors + t - TOKENS, T, TOKENS, STATES)
-        ahead ^= touch_tile(dt + (first - TOKENS) * DT, TOKENS, block * BLOCK, W, DT, BLOCK)
-        ahead ^= touch_tile(grad + (first - TOKENS) * G, TOKENS, block * BLOCK, W, G, BLOCK)
-        ahead ^= touch_tile(gate + (first - TOKENS) * Z, TOKENS, block * BLOCK, W, Z, BLOCK)
-        for n in range(0, STATES, UNROLL):
-            rates, queries, grads = (), (), ()
-            for j in tl.static_range(UNROLL):
-                rates = rates + (tl.load(a2 + (n + j) * W + d, mask=valid, other=0.0),)
-                queries = queries + (load_tokens(vectors + (STATES + n + j) * T + t, i, left, FULL),)
-                grads = grads + (tl.load(ends + (n + j) * W + d, mask=valid, other=0.0),)
-            for j in tl.static_range(UNROLL):
-                decay = tl.exp2(delta * rates[j][:, None] + off[None, :])
-                own, g = dy * queries[j][None, :], grads[j]
-                for k in tl.static_range(TOKENS):
-                    hit = (i == TOKENS - 1 - k)[None, :]
-                    g = pick(decay, hit) * (g + pick(own, hit))
-                tl.store(ends + (n + j) * W + d, g, mask=valid)
-        total += tl.sum(delta, 1)
-        offset += tl.sum(off, 0)
-        tl.debug_barrier()
-    tl.store(decays + which * 2 * W + d, total, mask=valid)
-    tl.store(decays + (which * 2 + 1) * W + d, total * 0.0 + offset, mask=valid)
-    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
+    direct = tl.load(skip + d, mask=valid, other=0.0)
+    rates = tl.load(a2 + at, mask=inside, other=0.0)  # (N, BLOCK), as are the states h
+    h = tl.load(carry + at, mask=inside, other=0.0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    begin, first = split * SPAN, row * T + split * SPAN
+    end = tl.minimum(begin + SPAN, T)
+    value = load_tile(x + first * X, i, T - begin, d, valid, X, FULL)
+    raw = load_tile(dt + first * DT, i, T - begin, d, valid, DT, FULL)
+    z = load_tile(gate + first * Z, i, T - begin, d, valid, Z, FULL)
+    for chunk in range(begin, end, TOKENS):
+        if not LOCAL:
+            before = states + (row * 0 + chunk // TOKENS) * STATES * W  # 64 bits, as those of the row
+            if SINGLE:
+                tl.store(before + at, h.to(states.dtype.element_ty), mask=inside)
+            else:
+                for group in range(0, STATES, N):
+                    inside = (group + n < STATES)[:, None] & valid[None, :]
+                    kept = tl.load(carry + group * W + at, mask=inside, other=0.0)
+                    tl.store(before + group * W + at, kept.to(states.dtype.element_ty), mask=inside)
+        for t in range(chunk, chunk + TOKENS, TILE):
+            left, first = T - t, row * T + t
+            delta, _ = step_sizes(raw, shift, i, left, FULL)
+            new, out = delta * value.to(tl.float32), direct[None, :] * value.to(tl.float32)
+            delta = with_resets(delta, starts + row * T, t, i, left, FULL)
+            now = z.to(tl.float32)
+            value = load_tile(x + (first + TILE) * X, i, left - TILE, d, valid, X, False)
+            raw = load_tile(dt + (first + TILE) * DT, i, left - TILE, d, valid, DT, False)
+            if GATE and not LOCAL:
+                z = load_tile(gate + (first + TILE) * Z, i, left - TILE, d, valid, Z, False)
+            for group in range(0, STATES, N):
+                if not SINGLE:
+                    inside = (group + n < STATES)[:, None] & valid[None, :]
+                    rates = tl.load(a2 + group * W + at, mask=inside, other=0.0)
+                    h = tl.load(carry + group * W + at, mask=inside, other=0.0)
+                for k in tl.static_range(TILE):
+                    hit = (i == k)[:, None]
+                    b = vectors + (t + k) * 2 * STATES + group
+                    real = STATES - group if FULL else tl.where(k < left, STATES - group, 0)
+                    h = tl.exp2(pick(delta, hit)[None, :] * rates) * h
+                    h += pick(new, hit)[None, :] * load_vector(b, n, real, EVEN and FULL)[:, None]
+                    if not LOCAL:
+                        read = tl.sum(h * load_vector(b + STATES, n, real, EVEN and FULL)[:, None], 0)
+                        out = tl.where(hit, out + read[None, :], out)
+                if not SINGLE:
+                    tl.store(carry + group * W + at, h, mask=inside)
+            if LOCAL:
+                total += tl.sum(delta, 0)
+            else:
+                if GATE:
+                    out *= now * sigmoid(now)
+                store_tile(y + first * W, out, i, left, d, valid, W, FULL)
+    if SINGLE:
+        tl.store(carry + at, h, mask=inside)
+    if LOCAL:
+        tl.store(totals + own * W + d, total, mask=valid)
 
 
 @triton.jit
 def combine(
-    first, parts, decays, a2, SPLITS,
+    first, parts, totals, a2, SPLITS,
     W: tl.constexpr, STATES: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """Replace each split's own end state by the state that it begins with; REVERSE goes from the last split to the first."""
@@ -235,181 +250,244 @@ def combine(
         which = row * SPLITS + (SPLITS - 1 - i if REVERSE else i)
         own = tl.load(parts + (which * STATES + n) * W + d, mask=valid, other=0.0)
         tl.store(parts + (which * STATES + n) * W + d, h, mask=valid)
-        total = tl.load(decays + which * 2 * W + d, mask=valid, other=0.0)
-        offset = tl.load(decays + (which * 2 + 1) * W + d, mask=valid, other=0.0)
-        h = tl.exp2(total * a + offset) * h + own
+        h = tl.exp2(tl.load(totals + which * W + d, mask=valid, other=0.0) * a) * h + own
 
 
-@triton.jit(do_not_specialize_on_alignment=["x", "dt", "gate", "y"])
-def forward(
-    x, dt, gate, vectors, a2, skip, bias, starts, carry, y, states, sink, T, SPAN,
-    W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, STATES: tl.constexpr,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
+# ---- backward ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize_on_alignment=["dt", "gate", "grad", "a2", "carry"])
+def local_adjoint(
+    dt, gate, vectors, grad, a2, bias, starts, carry, totals, T, SPAN, SPLITS,
+    W: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr, N: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a split and the state before each of its tiles.
+    """Write the gradient of the state before each split but the first, by the split's own tokens, to `carry`, and the sum of
+    the split's steps to `totals`.
 
-    `carry` (N, W) of a split is the state before it at the beginning, and the state after it at the end."""
-    block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    d, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS)
-    valid = d < W
+    `carry` are zeros at the beginning. `vectors` (T, 2 states) are B and C."""
+    block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) + 1
+    d, i, n = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TILE), tl.arange(0, N)
+    valid = in_width(d, W, BLOCK)
+    EVEN: tl.constexpr = STATES % N == 0
+    SINGLE: tl.constexpr = STATES <= N
+    own = row * SPLITS + split
+    carry += own * STATES * W
+    vectors += row * T * 2 * STATES + STATES
+    at = n[:, None] * W + d[None, :]
+    inside = (n < STATES)[:, None] & valid[None, :]
     shift = tl.load(bias + d, mask=valid, other=0.0)
-    direct = tl.load(skip + d, mask=valid, other=0.0)
-    carry += (row * tl.num_programs(2) + split) * STATES * W
-    states += row * tl.cdiv(T, TOKENS) * STATES * W
-    vectors += row * 2 * STATES * T
-    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
-    for t in range(split * SPAN, tl.minimum(split * SPAN + SPAN, T), TOKENS):
-        first, left = row * T + t, T - t
-        value = load_tile(x + first * X, i, left, d, valid, X, FULL)
-        delta = load_steps(dt + first * DT, shift, i, left, d, valid, DT, FULL)
-        off = load_offsets(starts + row * T, t, i, left, FULL)
-        new, out = delta * value, direct[:, None] * value
-        touched ^= ahead
-        ahead = touch_tile(gate + first * Z, left, block * BLOCK, W, Z, BLOCK)
-        ahead ^= touch_vectors(vectors + t + TOKENS, T, left - TOKENS, STATES)
-        ahead ^= touch_tile(x + (first + TOKENS) * X, left - TOKENS, block * BLOCK, W, X, BLOCK)
-        ahead ^= touch_tile(dt + (first + TOKENS) * DT, left - TOKENS, block * BLOCK, W, DT, BLOCK)
-        before = states + (row * 0 + t // TOKENS) * STATES * W  # 64 bits, as those of the row
-        for n in range(0, STATES, UNROLL):
-            rates, keys, queries, old = (), (), (), ()
-            for j in tl.static_range(UNROLL):
-                rates = rates + (tl.load(a2 + (n + j) * W + d, mask=valid, other=0.0),)
-                keys = keys + (load_tokens(vectors + (n + j) * T + t, i, left, FULL),)
-                queries = queries + (load_tokens(vectors + (STATES + n + j) * T + t, i, left, FULL),)
-                old = old + (tl.load(carry + (n + j) * W + d, mask=valid, other=0.0),)
-            for j in tl.static_range(UNROLL):
-                h = old[j]
-                tl.store(before + (n + j) * W + d, h.to(states.dtype.element_ty), mask=valid)
-                decay = tl.exp2(delta * rates[j][:, None] + off[None, :])
-                hs = new * keys[j][None, :]  # what is added to the state, then the state after each token
-                for k in tl.static_range(TOKENS):
-                    hit = (i == k)[None, :]
-                    h = pick(decay, hit) * h + pick(hs, hit)
-                    hs = tl.where(hit, h[:, None], hs)
-                out += hs * queries[j][None, :]
-                tl.store(carry + (n + j) * W + d, h, mask=valid)
+    rates = tl.load(a2 + at, mask=inside, other=0.0)
+    g = tl.zeros((N, BLOCK), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    begin = split * SPAN
+    tiles = tl.cdiv(tl.minimum(SPAN, T - begin), TILE)
+    last = begin + (tiles - 1) * TILE
+    raw = load_tile(dt + (row * T + last) * DT, i, T - last, d, valid, DT, FULL)
+    z = load_tile(gate + (row * T + last) * Z, i, T - last, d, valid, Z, FULL)
+    dy = load_tile(grad + (row * T + last) * G, i, T - last, d, valid, G, FULL)
+    for back in range(0, tiles):
+        t = last - back * TILE
+        left, first = T - t, row * T + t - TILE  # a split but the first has tokens before it
+        delta = with_resets(step_sizes(raw, shift, i, left, FULL)[0], starts + row * T, t, i, left, FULL)
+        by_read = dy.to(tl.float32)
         if GATE:
-            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL)
-            out *= z * sigmoid(z)
-        store_tile(y + first * W, out, i, left, d, valid, W, FULL)
-        tl.debug_barrier()
-    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
+            now = z.to(tl.float32)
+            by_read *= now * sigmoid(now)
+            z = load_tile(gate + first * Z, i, left + TILE, d, valid, Z, FULL)
+        raw = load_tile(dt + first * DT, i, left + TILE, d, valid, DT, FULL)
+        dy = load_tile(grad + first * G, i, left + TILE, d, valid, G, FULL)
+        for group in range(0, STATES, N):
+            if not SINGLE:
+                inside = (group + n < STATES)[:, None] & valid[None, :]
+                rates = tl.load(a2 + group * W + at, mask=inside, other=0.0)
+                g = tl.load(carry + group * W + at, mask=inside, other=0.0)
+            for k in tl.static_range(TILE):
+                hit = (i == TILE - 1 - k)[:, None]
+                c = vectors + (t + TILE - 1 - k) * 2 * STATES + group
+                real = STATES - group if FULL else tl.where(TILE - 1 - k < left, STATES - group, 0)
+                g += pick(by_read, hit)[None, :] * load_vector(c, n, real, EVEN and FULL)[:, None]
+                g *= tl.exp2(pick(delta, hit)[None, :] * rates)
+            if not SINGLE:
+                tl.store(carry + group * W + at, g, mask=inside)
+        total += tl.sum(delta, 0)
+    if SINGLE:
+        tl.store(carry + at, g, mask=inside)
+    tl.store(totals + own * W + d, total, mask=valid)
 
 
-@triton.jit(do_not_specialize_on_alignment=["x", "dt", "gate", "grad", "dx", "ddt", "dgate"])
+@triton.jit
+def load_states(at, n, pair, d, valid, W: tl.constexpr, STATES: tl.constexpr):
+    """Load two states of all channels from a table (states, W), (2, BLOCK), 0 beyond the last one."""
+    inside = valid[None, :] if STATES % 2 == 0 else (n + pair < STATES) & valid[None, :]
+    return tl.load(at + n * W + pair * W + d[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def store_states(at, tile, n, pair, d, valid, W: tl.constexpr, STATES: tl.constexpr):
+    """Store two states of all channels where `load_states` would load them."""
+    inside = valid[None, :] if STATES % 2 == 0 else (n + pair < STATES) & valid[None, :]
+    tl.store(at + n * W + pair * W + d[None, :], tile, mask=inside)
+
+
+@triton.jit
+def load_pair(at, T, i, left, two, FULL: tl.constexpr):
+    """Load B or C of two states for the tokens of a chunk, (TOKENS,) each; the second is 0 unless `two`."""
+    if FULL:
+        return tl.load(at + i), tl.load(at + T + i)
+    return tl.load(at + i, mask=i < left, other=0.0), tl.load(at + T + i, mask=i < tl.where(two, left, 0), other=0.0)
+
+
+@triton.jit
+def times_pair(tile, pair, first):
+    """Return a tile (TOKENS, BLOCK) times each of a pair of vectors (TOKENS,), (TOKENS, 2, BLOCK); `first` is (1, 2, 1)."""
+    return tl.where(first, (tile * pair[0][:, None])[:, None, :], (tile * pair[1][:, None])[:, None, :])
+
+
+@triton.jit
+def add_products(total, tile, pair, first):
+    """Return total + a tile (TOKENS, 2, BLOCK) times a pair, summed over the pair, (TOKENS, BLOCK)."""
+    total += pick(tile, first, 1) * pair[0]
+    return total + pick(tile, first == 0, 1) * pair[1]
+
+
+@triton.jit
+def states_of(h, decay, added, i, TOKENS: tl.constexpr):
+    """Return the states after and before each token of a chunk, (TOKENS, 2, BLOCK), from those before it, (2, BLOCK)."""
+    after, before = added, decay
+    for k in tl.static_range(TOKENS):
+        hit = (i == k)[:, None, None]
+        before = tl.where(hit, h[None, :, :], before)
+        h = pick(decay, hit) * h + pick(added, hit)
+        after = tl.where(hit, h[None, :, :], after)
+    return after, before
+
+
+@triton.jit
+def gradients_of(g, decay, own, i, TOKENS: tl.constexpr):
+    """Return the gradients of the states after each token of a chunk, the same times the token's decay, (TOKENS, 2, BLOCK),
+    and the gradient of the states before the chunk, (2, BLOCK)."""
+    gs, decayed = own, decay
+    for k in tl.static_range(TOKENS):
+        hit = (i == TOKENS - 1 - k)[:, None, None]
+        g += pick(own, hit)
+        gs = tl.where(hit, g[None, :, :], gs)
+        g *= pick(decay, hit)
+        decayed = tl.where(hit, g[None, :, :], decayed)
+    return gs, decayed, g
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "x", "dt", "gate", "grad", "a2", "states", "carry", "dx", "ddt", "dgate", "da", "matrices",
+    ]
+)  # fmt: skip
 def backward(
     x, dt, gate, vectors, grad, a2, skip, bias, starts, states, carry,
-    dx, ddt, dgate, dvectors, da, dskip, dbias, sink, T, SPAN,
+    dx, ddt, dgate, dvectors, da, dskip, dbias, sink, matrices, T, SPAN,
     W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr,
-    N: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr,
     GATE: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Write all gradients of a split; those of B and C as sums over the program's channels, those of A, D and the bias of dt
     as sums over the split's tokens.
 
-    `carry` (N, W) of a split is the gradient of the state after it at the beginning, and of the state before it at the end.
-    `da` are zeros at the beginning."""
+    `carry` (states, W) of a split is the gradient of the state after it at the beginning, and of the state before it at the
+    end. `da` are zeros at the beginning. `vectors` (2 states, T) are B and C, `dvectors` (T, 2 states) their gradients."""
     block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    d, i = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS)
-    which, valid, column = row * tl.num_programs(2) + split, d < W, tl.arange(0, N)
+    lane, i, pair = tl.arange(0, BLOCK), tl.arange(0, TOKENS), tl.arange(0, 2)[:, None]
+    is_first = (tl.arange(0, 2) == 0)[None, :, None]
+    d = block * BLOCK + lane
+    which, valid = row * tl.num_programs(2) + split, in_width(d, W, BLOCK)
+    EVEN: tl.constexpr = FULL and STATES % 2 == 0
     shift = tl.load(bias + d, mask=valid, other=0.0)
     direct = tl.load(skip + d, mask=valid, other=0.0)
     carry += which * STATES * W
     da += which * STATES * W
     states += row * tl.cdiv(T, TOKENS) * STATES * W
-    vectors += row * 2 * STATES * T
-    dvectors += (block * tl.num_programs(1).to(tl.int64) + row) * 2 * STATES * T
+    vectors += row * T * 2 * STATES
+    dvectors += (block * tl.num_programs(1).to(tl.int64) + row) * T * (2 * STATES if EXACT else STATES)
     sum_skip, sum_bias = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
+    if not EXACT:
+        factors = tl.load(matrices + tl.arange(0, 16)[:, None] * 32 + lane[None, :])
     tiles = tl.cdiv(tl.minimum(SPAN, T - split * SPAN), TOKENS)
     for back in range(0, tiles):
         t = split * SPAN + (tiles - 1 - back) * TOKENS
         first, left = row * T + t, T - t
-        value = load_tile(x + first * X, i, left, d, valid, X, FULL)
-        delta = load_steps(dt + first * DT, shift, i, left, d, valid, DT, FULL)
-        off = load_offsets(starts + row * T, t, i, left, FULL)
-        new, out = delta * value, direct[:, None] * value
-        dy = load_tile(grad + first * G, i, left, d, valid, G, FULL)
+        value = load_tile(x + first * X, i, left, d, valid, X, FULL).to(tl.float32)
+        raw = load_tile(dt + first * DT, i, left, d, valid, DT, FULL)
+        dy = load_tile(grad + first * G, i, left, d, valid, G, FULL).to(tl.float32)
+        size, slope = step_sizes(raw, shift, i, left, FULL)
+        new, delta = size * value, with_resets(size, starts + row * T, t, i, left, FULL)
         if GATE:
-            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL)
-            dy *= z * sigmoid(z)
-        by_new, by_delta = tl.zeros((BLOCK, TOKENS), tl.float32), tl.zeros((BLOCK, TOKENS), tl.float32)
+            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL).to(tl.float32)
+            opened = sigmoid(z)
+            by_gate, dy = dy * opened * (1.0 + z * (1.0 - opened)), dy * z * opened
+        sum_skip += tl.sum(dy * value, 0)
         before = states + (row * 0 + t // TOKENS) * STATES * W  # 64 bits, as those of the row
         touched ^= ahead
-        earlier = tl.minimum(t, TOKENS)  # tokens of the tile before this one: none before the first
+        earlier = tl.minimum(t, TOKENS)  # tokens of the chunk before this one: none before the first
         ahead = touch_tile(before - STATES * W, tl.where(t > 0, STATES, 0), block * BLOCK, W, W, BLOCK)
         ahead ^= touch_vectors(vectors + t - TOKENS, T, earlier, STATES)
         ahead ^= touch_tile(x + (first - TOKENS) * X, earlier, block * BLOCK, W, X, BLOCK)
         ahead ^= touch_tile(dt + (first - TOKENS) * DT, earlier, block * BLOCK, W, DT, BLOCK)
         ahead ^= touch_tile(gate + (first - TOKENS) * Z, earlier, block * BLOCK, W, Z, BLOCK)
         ahead ^= touch_tile(grad + (first - TOKENS) * G, earlier, block * BLOCK, W, G, BLOCK)
-        for group in range(0, STATES, N):  # gradients of B and C of N states are gathered before they are stored
-            by_b, by_c = tl.zeros((N, TOKENS), tl.float32), tl.zeros((N, TOKENS), tl.float32)
-            a = tl.load(a2 + group * W + d, mask=valid, other=0.0)
-            h = tl.load(before + group * W + d, mask=valid, other=0.0)
-            g = tl.load(carry + group * W + d, mask=valid, other=0.0)
-            sum_a = tl.load(da + group * W + d, mask=valid, other=0.0)
-            for n in range(group, tl.minimum(group + N, STATES)):
-                b = load_tokens(vectors + n * T + t, i, left, FULL)
-                c = load_tokens(vectors + (STATES + n) * T + t, i, left, FULL)
-                after = tl.minimum(n + 1, STATES - 1)
-                next_a = tl.load(a2 + after * W + d, mask=valid, other=0.0)
-                next_h = tl.load(before + after * W + d, mask=valid, other=0.0)
-                next_g = tl.load(carry + after * W + d, mask=valid, other=0.0)
-                next_sum = tl.load(da + after * W + d, mask=valid, other=0.0)
-                h = h.to(tl.float32)
-                decay = tl.exp2(delta * a[:, None] + off[None, :])
-                hs, hs_before = new * b[None, :], decay  # the states after and before each token
-                for k in tl.static_range(TOKENS):
-                    hit = (i == k)[None, :]
-                    hs_before = tl.where(hit, h[:, None], hs_before)
-                    h = pick(decay, hit) * h + pick(hs, hit)
-                    hs = tl.where(hit, h[:, None], hs)
-                gs, later = dy * c[None, :], decay  # the gradient of the state after each token, and times its decay
-                for k in tl.static_range(TOKENS):
-                    hit = (i == TOKENS - 1 - k)[None, :]
-                    g += pick(gs, hit)
-                    gs = tl.where(hit, g[:, None], gs)
-                    g *= pick(decay, hit)
-                    later = tl.where(hit, g[:, None], later)
-                tl.store(carry + n * W + d, g, mask=valid)
-                if GATE:
-                    out += hs * c[None, :]
-                by_new += gs * b[None, :]
-                by_exponent = later * hs_before
-                by_delta += by_exponent * a[:, None]
-                tl.store(da + n * W + d, sum_a + tl.sum(by_exponent * delta, 1), mask=valid)
-                here = (column == n - group)[:, None]
-                if EXACT:
-                    by_b = tl.where(here, tl.sum(gs * new, 0)[None, :], by_b)
-                    by_c = tl.where(here, tl.sum(hs * dy, 0)[None, :], by_c)
-                else:
-                    ones = tl.full((N, BLOCK), 1.0, tl.float32)
-                    by_b = tl.where(here, tl.dot(ones, gs * new, input_precision="tf32"), by_b)
-                    by_c = tl.where(here, tl.dot(ones, hs * dy, input_precision="tf32"), by_c)
-                a, h, g, sum_a = next_a, next_h, next_g, next_sum
-            at = dvectors + group * T + t + (column * T)[:, None] + i[None, :]
-            keep = (i < left)[None, :] & (column < STATES - group)[:, None]
-            tl.store(at, by_b, mask=keep)
-            tl.store(at + STATES * T, by_c, mask=keep)
-        value = load_tile(x + first * X, i, left, d, valid, X, FULL)
-        raw = load_tile(dt + first * DT, i, left, d, valid, DT, FULL) + shift[:, None]
-        by_raw = (value * by_new + LN2 * by_delta) * sigmoid(raw)
-        if not FULL:
-            by_raw = tl.where((i < left)[None, :], by_raw, 0.0)
-        sum_skip += tl.sum(dy * value, 1)
-        sum_bias += tl.sum(by_raw, 1)
-        store_tile(dx + first * W, dy * direct[:, None] + delta * by_new, i, left, d, valid, W, FULL)
+        out = direct[None, :] * value
+        by_new, by_delta = tl.zeros((TOKENS, BLOCK), tl.float32), tl.zeros((TOKENS, BLOCK), tl.float32)
+        next_a = load_states(a2, 0, pair, d, valid, W, STATES)
+        next_h = load_states(before, 0, pair, d, valid, W, STATES)
+        next_g = load_states(carry, 0, pair, d, valid, W, STATES)
+        next_sum = load_states(da, 0, pair, d, valid, W, STATES)
+        for n in tl.range(0, STATES, 2, loop_unroll_factor=UNROLL):
+            b = load_pair(vectors + n * T + t, T, i, left, n + 1 < STATES, EVEN)
+            c = load_pair(vectors + (STATES + n) * T + t, T, i, left, n + 1 < STATES, EVEN)
+            a, h, g, sum_a = next_a, next_h.to(tl.float32), next_g, next_sum  # (2, BLOCK)
+            following = tl.where(n + 2 < STATES, n + 2, n)
+            next_a = load_states(a2, following, pair, d, valid, W, STATES)
+            next_h = load_states(before, following, pair, d, valid, W, STATES)
+            next_g = load_states(carry, following, pair, d, valid, W, STATES)
+            next_sum = load_states(da, following, pair, d, valid, W, STATES)
+            decay = tl.exp2(delta[:, None, :] * a[None, :, :])
+            hs, earlier_hs = states_of(h, decay, times_pair(new, b, is_first), i, TOKENS)
+            if GATE:
+                out = add_products(out, hs, (c[0][:, None], c[1][:, None]), is_first)
+            by_c = hs * dy[:, None, :]
+            gs, decayed, g = gradients_of(g, decay, times_pair(dy, c, is_first), i, TOKENS)
+            store_states(carry, g, n, pair, d, valid, W, STATES)
+            by_new = add_products(by_new, gs, (b[0][:, None], b[1][:, None]), is_first)
+            by_b = gs * new[:, None, :]
+            if EXACT:
+                place = dvectors + (t + i)[:, None] * 2 * STATES + n + tl.arange(0, 2)[None, :]
+                real = (i < left)[:, None] & (n + tl.arange(0, 2) < STATES)[None, :]
+                tl.store(place, tl.sum(by_b, 2), mask=real)
+                tl.store(place + STATES, tl.sum(by_c, 2), mask=real)
+            else:
+                # a lane gets the two states of one token; `dvectors` are words of two numbers
+                words, kept = dvectors + (t + lane) * STATES + n // 2, lane < tl.minimum(left, TOKENS)
+                quads = sum_quads(tl.reshape(by_c, (2 * TOKENS, BLOCK)), factors)
+                tl.store(words + STATES // 2, sum_lanes(quads, factors), mask=kept)
+                quads = sum_quads(tl.reshape(by_b, (2 * TOKENS, BLOCK)), factors)
+                tl.store(words, sum_lanes(quads, factors), mask=kept)
+            by_exponent = decayed * earlier_hs
+            rates = pick(a, pair == 0)[None, :], pick(a, pair == 1)[None, :]
+            by_delta = add_products(by_delta, by_exponent, rates, is_first)
+            sum_a += tl.sum(by_exponent * delta[:, None, :], 0)
+            store_states(da, sum_a, n, pair, d, valid, W, STATES)
+        by_raw = (value * by_new + LN2 * by_delta) * slope
+        sum_bias += tl.sum(by_raw, 0)
+        store_tile(dx + first * W, dy * direct[None, :] + size * by_new, i, left, d, valid, W, FULL)
         store_tile(ddt + first * W, by_raw, i, left, d, valid, W, FULL)
         if GATE:
-            z = load_tile(gate + first * Z, i, left, d, valid, Z, FULL)
-            opened = sigmoid(z)
-            by_gate = load_tile(grad + first * G, i, left, d, valid, G, FULL) * out * opened
-            store_tile(dgate + first * W, by_gate * (1.0 + z * (1.0 - opened)), i, left, d, valid, W, FULL)
+            store_tile(dgate + first * W, by_gate * out, i, left, d, valid, W, FULL)
         tl.debug_barrier()
     tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
     tl.store(dskip + which * W + d, sum_skip, mask=valid)
     tl.store(dbias + which * W + d, sum_bias, mask=valid)
+
+
+# ---- decoding ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -423,7 +501,7 @@ def step(
     at, inside = d[:, None] * STATES + n[None, :], valid[:, None] & (n < STATES)[None, :]
     value = tl.load(x + row * X + d, mask=valid, other=0.0).to(tl.float32)
     shift = tl.load(bias + d, mask=valid, other=0.0).to(tl.float32)
-    delta = softplus(tl.load(u + row * U + d, mask=valid, other=0.0).to(tl.float32) + shift)
+    delta, _ = softplus_and_slope(tl.load(u + row * U + d, mask=valid, other=0.0).to(tl.float32) + shift)
     rates = -tl.exp2(tl.load(a_log + at, mask=inside, other=0.0).to(tl.float32) * LOG2E)
     key = tl.load(b + row * BC + n, mask=n < STATES, other=0.0).to(tl.float32)
     query = tl.load(c + row * BC + n, mask=n < STATES, other=0.0).to(tl.float32)

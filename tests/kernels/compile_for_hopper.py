@@ -25,6 +25,7 @@ from regard.kernels import causal_convolution, selective_scan
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 BATCH, LENGTH, WIDTH, STATES = 16, 2048, 2048, 16  # one layer of Mamba with 370 million parameters, on 32,768 tokens
+EXCHANGES = ("SHFL", "REDUX", "STS", "STSM", "LDS", "LDSM")  # through registers, or through shared memory
 compiled: dict[str, Any] = {}
 
 
@@ -42,13 +43,14 @@ class Hopper:
 
 
 def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-    compiled[f"{self.fn.__module__.split('.')[-1]}.{self.fn.__name__}"] = run(
+    local = "_local" if kwargs.get("LOCAL") else ""
+    compiled[f"{self.fn.__module__.split('.')[-1]}.{self.fn.__name__}{local}"] = run(
         self, *args, grid=grid, warmup=True, **kwargs
     )
 
 
 def usage(cubin: bytes) -> dict[str, int]:
-    """Return the number of bytes of a thread's stack, and of instructions and shuffles."""
+    """Return the number of bytes of a thread's stack, of instructions, and of those that exchange numbers between lanes."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -59,7 +61,7 @@ def usage(cubin: bytes) -> dict[str, int]:
     stack = re.search(r"STACK:(\d+)", resources.stdout + resources.stderr)
     assert stack
     kinds = collections.Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9]+)", code))
-    return {"stack": int(stack[1]), "instructions": kinds.total(), "shuffles": kinds["SHFL"] + kinds["REDUX"]}
+    return {"stack": int(stack[1]), "instructions": kinds.total(), "exchanges": sum(kinds[name] for name in EXCHANGES)}
 
 
 def rows(width: int) -> torch.Tensor:
@@ -69,7 +71,8 @@ def rows(width: int) -> torch.Tensor:
 def launch_scan() -> None:
     """Launch the scan as a layer of Mamba does in training, and with splits, as with few rows."""
     x, u, z = rows(WIDTH), rows(WIDTH), rows(2 * WIDTH)[..., WIDTH:]
-    a, vectors = torch.empty(WIDTH, STATES), torch.empty(BATCH, 2 * STATES, LENGTH)
+    a, vectors = torch.empty(WIDTH, STATES), torch.empty(BATCH, LENGTH, 2 * STATES)
+    selective_scan.sums_by_tensor_cores = lambda x, states: True
     skip, bias, starts = torch.empty(WIDTH), torch.empty(WIDTH), torch.zeros(BATCH, LENGTH, dtype=torch.int32)
     for size in (LENGTH, LENGTH // 4):
         selective_scan.split_size = lambda x, size=size: size
