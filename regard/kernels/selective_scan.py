@@ -308,8 +308,6 @@ forward.register_autograd(run_backward, setup_context=setup_context)
 # ---- launches ----------------------------------------------------------------------------------------------------------
 
 BLOCK = 32  # channels of a program: one for each lane of its warp
-UNROLL = 2  # pairs of states in a turn of the backward kernel's loop
-TILE = 4  # tokens that the forward pass loads at a time
 IN_REGISTERS = 16  # states of a channel that it holds in registers
 PROGRAMS = 8  # for each multiprocessor, where time is divided into splits: as many as its registers have room for
 ENOUGH = 6  # programs for each multiprocessor from which on it is not
@@ -322,13 +320,15 @@ def split_size(x: Tensor) -> int:
     A split costs most exponentials twice."""
     programs, processors = max(1, x.shape[0] * -(-x.shape[2] // BLOCK)), multiprocessors(x)
     splits = 1 if programs >= ENOUGH * processors else max(1, PROGRAMS * processors // programs)
-    tiles = -(-x.shape[1] // TOKENS)
-    return max(1, -(-tiles // splits)) * TOKENS
+    chunks = -(-x.shape[1] // TOKENS)
+    return max(1, -(-chunks // splits)) * TOKENS
 
 
 def sums_by_tensor_cores(x: Tensor, states: int) -> bool:
-    """Return whether sums over channels, which are products in bf16 then, are exact enough and possible."""
-    return x.is_cuda and not torch.version.hip and x.dtype != torch.float32 and states % 2 == 0
+    """Return whether the tensor cores make the sums over channels, which rounds their terms to bf16."""
+    if not x.is_cuda or torch.version.hip or x.dtype == torch.float32 or states % 2:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= (8, 0)  # the first with products in bf16
 
 
 class ScanLaunch:
@@ -349,9 +349,17 @@ class ScanLaunch:
         self.a2 = (a * LOG2E).t().contiguous()  # (N, D)
         full = self.length % TOKENS == 0 and self.width % BLOCK == 0
         self.warp = {"num_warps": 1, "num_stages": 1, "maxnreg": REGISTERS}
-        self.sizes = {"W": self.width, "STATES": self.states, "BLOCK": BLOCK, "FULL": full, **self.warp}
+        self.sizes = {
+            "W": self.width,
+            "STATES": self.states,
+            "BLOCK": BLOCK,
+            "TOKENS": TOKENS,
+            "FULL": full,
+            **self.warp,
+        }
         self.gate = {"Z": self.z.stride(1), "GATE": gate is not None}
-        self.by_token = {"TILE": TILE, "N": min(IN_REGISTERS, max(2, 1 << (self.states - 1).bit_length()))}
+        self.sink = torch.empty(32 * self.grid[0], dtype=torch.int32, device=x.device)  # what nobody reads
+        self.by_token = {"N": min(IN_REGISTERS, max(2, 1 << (self.states - 1).bit_length()))}
 
     def first_carry(self, given: Tensor | None, local: Any, reverse: bool) -> Tensor:
         """Return the state that each split begins with, (B, splits, N, D); `given` (B, D, N) is that of the first.
@@ -359,11 +367,8 @@ class ScanLaunch:
         `local` launches the kernel that computes what each split adds to a state of zeros."""
         shape = (self.batch, self.splits, self.states, self.width)
         carry = self.a2.new_zeros(shape)
-        given = (
-            None
-            if given is None
-            else given.to(carry.dtype).transpose(1, 2).clone(memory_format=torch.contiguous_format)
-        )
+        if given is not None:
+            given = given.to(carry.dtype).transpose(1, 2).clone(memory_format=torch.contiguous_format)
         if self.splits == 1:
             return carry if given is None else given[:, None]
         totals = self.a2.new_zeros(self.batch, self.splits, self.width)
@@ -385,9 +390,9 @@ def run_forward(
 
     def launch(grid: tuple[int, ...], carry: Tensor, totals: Tensor, local: bool) -> None:
         call.kernels.forward[grid](
-            *(call.x, call.u, call.z, call.vectors, call.a2, skip, bias, call.starts, carry, totals, y, kept),
+            *(call.x, call.u, call.z, call.vectors, call.a2, skip, bias, call.starts, carry, totals, y, kept, call.sink),
             *(call.length, call.span), **call.sizes, **call.gate, **call.by_token,
-            X=call.x.stride(1), DT=call.u.stride(1), TOKENS=TOKENS, LOCAL=local,
+            X=call.x.stride(1), DT=call.u.stride(1), LOCAL=local,
         )  # fmt: skip
 
     carry = call.first_carry(initial, lambda ends, totals: launch(call.local_grid, ends, totals, True), False)
@@ -406,29 +411,24 @@ def run_backward_kernels(
 
     def local(ends: Tensor, totals: Tensor) -> None:
         call.kernels.local_adjoint[call.local_grid](
-            *(call.u, call.z, call.vectors, grad, call.a2, bias, call.starts, ends, totals),
+            *(call.u, call.z, call.vectors, grad, call.a2, bias, call.starts, ends, totals, call.sink),
             *(call.length, call.span, call.splits), **call.sizes, **call.gate, **call.by_token,
             DT=call.u.stride(1), G=grad.stride(1),
         )  # fmt: skip
 
     carry = call.first_carry(grad_final, local, True)
-    dx, du, dz = (
-        x.new_empty(x.shape),
-        u.new_empty(u.shape),
-        call.z.new_empty(call.z.shape if gate is not None else (1,)),
-    )
+    dx, du = x.new_empty(x.shape), u.new_empty(u.shape)
+    dz = call.z.new_empty(call.z.shape if gate is not None else (1,))
     blocks, parts, exact = call.grid[0], call.batch * call.splits, not sums_by_tensor_cores(x, call.states)
     by_state = call.vectors.transpose(1, 2).contiguous()  # (B, 2N, T)
     shape = blocks, call.batch, call.length, 2 * call.states
     dvectors = vectors.new_empty(shape, dtype=torch.float32 if exact else torch.bfloat16)
     words = dvectors if exact else dvectors.view(torch.int32)
     da, rows = a.new_zeros(parts, call.states, call.width), a.new_empty(2, parts, call.width)
-    sink = torch.empty(32 * blocks, dtype=torch.int32, device=x.device)  # what nobody reads
     call.kernels.backward[call.grid](
         *(call.x, call.u, call.z, by_state, grad, call.a2, skip, bias, call.starts, states, carry),
-        *(dx, du, dz, words, da, rows[0], rows[1], sink, matrices(x.device), call.length, call.span),
-        **call.sizes, **call.gate, X=call.x.stride(1), DT=call.u.stride(1), G=grad.stride(1), TOKENS=TOKENS,
-        EXACT=exact, UNROLL=UNROLL,
+        *(dx, du, dz, words, da, rows[0], rows[1], call.sink, matrices(x.device), call.length, call.span),
+        **call.sizes, **call.gate, X=call.x.stride(1), DT=call.u.stride(1), G=grad.stride(1), EXACT=exact,
     )  # fmt: skip
     found = [dx, du, da.sum(0).t().contiguous(), dvectors.sum(0, dtype=torch.float32), rows[0].sum(0), rows[1].sum(0)]
     return [*found, carry[:, 0].transpose(1, 2).contiguous(), *([] if gate is None else [dz])]

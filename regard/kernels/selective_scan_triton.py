@@ -4,8 +4,8 @@ A program is one warp with BLOCK = 32 channels, one for each lane. Tiles are (to
 tokens of its channel in registers, and lanes exchange nothing but the sums over channels for the gradients of B and C.
 
 The forward pass goes from token to token with all states of its channels, up to N of them, in registers. The states of a
-token do not depend on each other, which hides the latency of the exponentials. It loads TILE tokens ahead, and stores the
-states before each chunk of TOKENS tokens for the backward pass.
+token do not depend on each other, which hides the latency of the exponentials. It stores the states before each chunk of
+TOKENS tokens for the backward pass.
 
 The backward pass goes from chunk to chunk, and in each of them from one pair of states to the next: it computes the decays
 of the chunk, the states after each token from the stored ones, then their gradients from the last token to the first. The
@@ -31,10 +31,10 @@ Triton gives lanes to the last axis of a tile, and as many neighbours to a lane 
 one channel, so kernels are not told how the pointers to tiles are aligned (tests/kernels/test_compiled_kernels.py looks at
 the result).
 
-The backward kernel needs nearly all registers of a multiprocessor for eight warps, which is few to hide the latency of
-memory. So what the next chunk needs is brought into the L1 cache a chunk ahead: `touch_tile` and `touch_vectors` load one
-number of each 32 bytes. Triton has no instruction for that, so the bits of these numbers are gathered and stored at the end
-(`sink`), where nobody reads them. What a pair of states needs is loaded one pair ahead.
+Registers leave room for eight warps on a multiprocessor, which is few to hide the latency of memory. So what the next
+chunk needs is loaded into registers a chunk ahead, or at least into the L1 cache: `touch_row`, `touch_tile` and
+`touch_vectors` load one number of each 32 bytes. Triton has no instruction for that, so the bits of these numbers are
+gathered and stored at the end (`sink`), where nobody reads them.
 """
 
 from __future__ import annotations
@@ -150,15 +150,24 @@ def touch_vectors(at, T, left, STATES: tl.constexpr):
     return tl.load(at + k * T, mask=k < tl.where(left > 0, 2 * STATES, 0), other=0.0).to(tl.int32, bitcast=True)
 
 
+@triton.jit
+def touch_row(at, t, T, TOKENS: tl.constexpr, STATES: tl.constexpr):
+    """Load one of some neighbouring numbers of B and C (T, 2 states) of the tokens from t on, (32,) as bits."""
+    APART: tl.constexpr = max(1, TOKENS * 2 * STATES // 32)
+    k = tl.arange(0, 32) * APART
+    token = t + k // (2 * STATES)
+    mask = (token >= 0) & (token < T) & (k < TOKENS * 2 * STATES)
+    return tl.load(at + t * 2 * STATES + k, mask=mask, other=0.0).to(tl.int32, bitcast=True)
+
+
 # ---- forward -----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize_on_alignment=["x", "dt", "gate", "a2", "carry", "y", "states"])
 def forward(
-    x, dt, gate, vectors, a2, skip, bias, starts, carry, totals, y, states, T, SPAN,
+    x, dt, gate, vectors, a2, skip, bias, starts, carry, totals, y, states, sink, T, SPAN,
     W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, STATES: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr,
-    GATE: tl.constexpr, FULL: tl.constexpr, LOCAL: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr, LOCAL: tl.constexpr,
 ):  # fmt: skip
     """Write the outputs of a split and the state before each chunk of TOKENS tokens.
 
@@ -166,9 +175,9 @@ def forward(
     nothing else but the sum of the split's steps to `totals`; `carry` are zeros at the beginning then. `vectors`
     (T, 2 states) are B and C."""
     block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    d, i, n = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TILE), tl.arange(0, N)
+    d, i, n = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS), tl.arange(0, N)
     valid = in_width(d, W, BLOCK)
-    EVEN: tl.constexpr = STATES % N == 0
+    EVEN: tl.constexpr = FULL and STATES % N == 0
     SINGLE: tl.constexpr = STATES <= N  # all states of a channel are in registers at once
     own = row * (tl.num_programs(2) + LOCAL) + split  # LOCAL has no program for the last split
     carry += own * STATES * W
@@ -181,57 +190,53 @@ def forward(
     rates = tl.load(a2 + at, mask=inside, other=0.0)  # (N, BLOCK), as are the states h
     h = tl.load(carry + at, mask=inside, other=0.0)
     total = tl.zeros((BLOCK,), tl.float32)
+    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
     begin, first = split * SPAN, row * T + split * SPAN
-    end = tl.minimum(begin + SPAN, T)
     value = load_tile(x + first * X, i, T - begin, d, valid, X, FULL)
     raw = load_tile(dt + first * DT, i, T - begin, d, valid, DT, FULL)
     z = load_tile(gate + first * Z, i, T - begin, d, valid, Z, FULL)
-    for chunk in range(begin, end, TOKENS):
-        if not LOCAL:
-            before = states + (row * 0 + chunk // TOKENS) * STATES * W  # 64 bits, as those of the row
-            if SINGLE:
-                tl.store(before + at, h.to(states.dtype.element_ty), mask=inside)
-            else:
-                for group in range(0, STATES, N):
-                    inside = (group + n < STATES)[:, None] & valid[None, :]
-                    kept = tl.load(carry + group * W + at, mask=inside, other=0.0)
-                    tl.store(before + group * W + at, kept.to(states.dtype.element_ty), mask=inside)
-        for t in range(chunk, chunk + TOKENS, TILE):
-            left, first = T - t, row * T + t
-            delta, _ = step_sizes(raw, shift, i, left, FULL)
-            new, out = delta * value.to(tl.float32), direct[None, :] * value.to(tl.float32)
-            delta = with_resets(delta, starts + row * T, t, i, left, FULL)
-            now = z.to(tl.float32)
-            value = load_tile(x + (first + TILE) * X, i, left - TILE, d, valid, X, False)
-            raw = load_tile(dt + (first + TILE) * DT, i, left - TILE, d, valid, DT, False)
-            if GATE and not LOCAL:
-                z = load_tile(gate + (first + TILE) * Z, i, left - TILE, d, valid, Z, False)
-            for group in range(0, STATES, N):
-                if not SINGLE:
-                    inside = (group + n < STATES)[:, None] & valid[None, :]
-                    rates = tl.load(a2 + group * W + at, mask=inside, other=0.0)
-                    h = tl.load(carry + group * W + at, mask=inside, other=0.0)
-                for k in tl.static_range(TILE):
-                    hit = (i == k)[:, None]
-                    b = vectors + (t + k) * 2 * STATES + group
-                    real = STATES - group if FULL else tl.where(k < left, STATES - group, 0)
-                    h = tl.exp2(pick(delta, hit)[None, :] * rates) * h
-                    h += pick(new, hit)[None, :] * load_vector(b, n, real, EVEN and FULL)[:, None]
-                    if not LOCAL:
-                        read = tl.sum(h * load_vector(b + STATES, n, real, EVEN and FULL)[:, None], 0)
-                        out = tl.where(hit, out + read[None, :], out)
-                if not SINGLE:
-                    tl.store(carry + group * W + at, h, mask=inside)
-            if LOCAL:
-                total += tl.sum(delta, 0)
-            else:
-                if GATE:
-                    out *= now * sigmoid(now)
-                store_tile(y + first * W, out, i, left, d, valid, W, FULL)
+    for t in range(begin, tl.minimum(begin + SPAN, T), TOKENS):
+        left, first = T - t, row * T + t
+        delta, _ = step_sizes(raw, shift, i, left, FULL)
+        new, out = delta * value.to(tl.float32), direct[None, :] * value.to(tl.float32)
+        delta = with_resets(delta, starts + row * T, t, i, left, FULL)
+        now = z.to(tl.float32)
+        touched ^= ahead
+        ahead = touch_row(vectors, t + 2 * TOKENS, T, TOKENS, STATES)
+        value = load_tile(x + (first + TOKENS) * X, i, left - TOKENS, d, valid, X, False)
+        raw = load_tile(dt + (first + TOKENS) * DT, i, left - TOKENS, d, valid, DT, False)
+        if GATE and not LOCAL:
+            z = load_tile(gate + (first + TOKENS) * Z, i, left - TOKENS, d, valid, Z, False)
+        before = states + (row * 0 + t // TOKENS) * STATES * W  # 64 bits, as those of the row
+        for group in range(0, STATES, N):
+            if not SINGLE:
+                inside = (group + n < STATES)[:, None] & valid[None, :]
+                rates = tl.load(a2 + group * W + at, mask=inside, other=0.0)
+                h = tl.load(carry + group * W + at, mask=inside, other=0.0)
+            if not LOCAL:
+                tl.store(before + group * W + at, h.to(states.dtype.element_ty), mask=inside)
+            for k in tl.static_range(TOKENS):
+                hit = (i == k)[:, None]
+                b = vectors + (t + k) * 2 * STATES + group
+                real = tl.where(k < left, STATES - group, 0)
+                h = tl.exp2(pick(delta, hit)[None, :] * rates) * h
+                h += pick(new, hit)[None, :] * load_vector(b, n, real, EVEN)[:, None]
+                if not LOCAL:
+                    read = tl.sum(h * load_vector(b + STATES, n, real, EVEN)[:, None], 0)
+                    out = tl.where(hit, out + read[None, :], out)
+            if not SINGLE:
+                tl.store(carry + group * W + at, h, mask=inside)
+        if LOCAL:
+            total += tl.sum(delta, 0)
+        else:
+            if GATE:
+                out *= now * sigmoid(now)
+            store_tile(y + first * W, out, i, left, d, valid, W, FULL)
     if SINGLE:
         tl.store(carry + at, h, mask=inside)
     if LOCAL:
         tl.store(totals + own * W + d, total, mask=valid)
+    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
 
 
 @triton.jit
@@ -258,18 +263,18 @@ def combine(
 
 @triton.jit(do_not_specialize_on_alignment=["dt", "gate", "grad", "a2", "carry"])
 def local_adjoint(
-    dt, gate, vectors, grad, a2, bias, starts, carry, totals, T, SPAN, SPLITS,
+    dt, gate, vectors, grad, a2, bias, starts, carry, totals, sink, T, SPAN, SPLITS,
     W: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, GATE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the state before each split but the first, by the split's own tokens, to `carry`, and the sum of
     the split's steps to `totals`.
 
     `carry` are zeros at the beginning. `vectors` (T, 2 states) are B and C."""
     block, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) + 1
-    d, i, n = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TILE), tl.arange(0, N)
+    d, i, n = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TOKENS), tl.arange(0, N)
     valid = in_width(d, W, BLOCK)
-    EVEN: tl.constexpr = STATES % N == 0
+    EVEN: tl.constexpr = FULL and STATES % N == 0
     SINGLE: tl.constexpr = STATES <= N
     own = row * SPLITS + split
     carry += own * STATES * W
@@ -280,33 +285,36 @@ def local_adjoint(
     rates = tl.load(a2 + at, mask=inside, other=0.0)
     g = tl.zeros((N, BLOCK), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
+    touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
     begin = split * SPAN
-    tiles = tl.cdiv(tl.minimum(SPAN, T - begin), TILE)
-    last = begin + (tiles - 1) * TILE
+    chunks = tl.cdiv(tl.minimum(SPAN, T - begin), TOKENS)
+    last = begin + (chunks - 1) * TOKENS
     raw = load_tile(dt + (row * T + last) * DT, i, T - last, d, valid, DT, FULL)
     z = load_tile(gate + (row * T + last) * Z, i, T - last, d, valid, Z, FULL)
     dy = load_tile(grad + (row * T + last) * G, i, T - last, d, valid, G, FULL)
-    for back in range(0, tiles):
-        t = last - back * TILE
-        left, first = T - t, row * T + t - TILE  # a split but the first has tokens before it
+    for back in range(0, chunks):
+        t = last - back * TOKENS
+        left, first = T - t, row * T + t - TOKENS  # a split but the first has tokens before it
         delta = with_resets(step_sizes(raw, shift, i, left, FULL)[0], starts + row * T, t, i, left, FULL)
         by_read = dy.to(tl.float32)
+        touched ^= ahead
+        ahead = touch_row(vectors, t - 2 * TOKENS, T, TOKENS, STATES)
         if GATE:
             now = z.to(tl.float32)
             by_read *= now * sigmoid(now)
-            z = load_tile(gate + first * Z, i, left + TILE, d, valid, Z, FULL)
-        raw = load_tile(dt + first * DT, i, left + TILE, d, valid, DT, FULL)
-        dy = load_tile(grad + first * G, i, left + TILE, d, valid, G, FULL)
+            z = load_tile(gate + first * Z, i, left + TOKENS, d, valid, Z, FULL)
+        raw = load_tile(dt + first * DT, i, left + TOKENS, d, valid, DT, FULL)
+        dy = load_tile(grad + first * G, i, left + TOKENS, d, valid, G, FULL)
         for group in range(0, STATES, N):
             if not SINGLE:
                 inside = (group + n < STATES)[:, None] & valid[None, :]
                 rates = tl.load(a2 + group * W + at, mask=inside, other=0.0)
                 g = tl.load(carry + group * W + at, mask=inside, other=0.0)
-            for k in tl.static_range(TILE):
-                hit = (i == TILE - 1 - k)[:, None]
-                c = vectors + (t + TILE - 1 - k) * 2 * STATES + group
-                real = STATES - group if FULL else tl.where(TILE - 1 - k < left, STATES - group, 0)
-                g += pick(by_read, hit)[None, :] * load_vector(c, n, real, EVEN and FULL)[:, None]
+            for k in tl.static_range(TOKENS):
+                hit = (i == TOKENS - 1 - k)[:, None]
+                c = vectors + (t + TOKENS - 1 - k) * 2 * STATES + group
+                real = tl.where(TOKENS - 1 - k < left, STATES - group, 0)
+                g += pick(by_read, hit)[None, :] * load_vector(c, n, real, EVEN)[:, None]
                 g *= tl.exp2(pick(delta, hit)[None, :] * rates)
             if not SINGLE:
                 tl.store(carry + group * W + at, g, mask=inside)
@@ -314,6 +322,7 @@ def local_adjoint(
     if SINGLE:
         tl.store(carry + at, g, mask=inside)
     tl.store(totals + own * W + d, total, mask=valid)
+    tl.store(sink + block * 32 + tl.arange(0, 32), touched ^ ahead)
 
 
 @triton.jit
@@ -386,7 +395,7 @@ def backward(
     x, dt, gate, vectors, grad, a2, skip, bias, starts, states, carry,
     dx, ddt, dgate, dvectors, da, dskip, dbias, sink, matrices, T, SPAN,
     W: tl.constexpr, X: tl.constexpr, DT: tl.constexpr, Z: tl.constexpr, G: tl.constexpr, STATES: tl.constexpr,
-    BLOCK: tl.constexpr, TOKENS: tl.constexpr, UNROLL: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr,
     GATE: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Write all gradients of a split; those of B and C as sums over the program's channels, those of A, D and the bias of dt
@@ -411,9 +420,9 @@ def backward(
     touched, ahead = tl.zeros((32,), tl.int32), tl.zeros((32,), tl.int32)
     if not EXACT:
         factors = tl.load(matrices + tl.arange(0, 16)[:, None] * 32 + lane[None, :])
-    tiles = tl.cdiv(tl.minimum(SPAN, T - split * SPAN), TOKENS)
-    for back in range(0, tiles):
-        t = split * SPAN + (tiles - 1 - back) * TOKENS
+    chunks = tl.cdiv(tl.minimum(SPAN, T - split * SPAN), TOKENS)
+    for back in range(0, chunks):
+        t = split * SPAN + (chunks - 1 - back) * TOKENS
         first, left = row * T + t, T - t
         value = load_tile(x + first * X, i, left, d, valid, X, FULL).to(tl.float32)
         raw = load_tile(dt + first * DT, i, left, d, valid, DT, FULL)
@@ -440,7 +449,7 @@ def backward(
         next_h = load_states(before, 0, pair, d, valid, W, STATES)
         next_g = load_states(carry, 0, pair, d, valid, W, STATES)
         next_sum = load_states(da, 0, pair, d, valid, W, STATES)
-        for n in tl.range(0, STATES, 2, loop_unroll_factor=UNROLL):
+        for n in tl.range(0, STATES, 2, loop_unroll_factor=2):
             b = load_pair(vectors + n * T + t, T, i, left, n + 1 < STATES, EVEN)
             c = load_pair(vectors + (STATES + n) * T + t, T, i, left, n + 1 < STATES, EVEN)
             a, h, g, sum_a = next_a, next_h.to(tl.float32), next_g, next_sum  # (2, BLOCK)

@@ -25,7 +25,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     if not CUDA and not os.environ.get("TRITON_INTERPRET"):
         pytest.skip("Triton has neither a GPU nor its interpreter")
     monkeypatch.setattr(selective_scan, "uses_kernels", lambda x: True)
-    for name, size in {} if CUDA else {"TOKENS": 4, "BLOCK": 4, "TILE": 2, "IN_REGISTERS": 2}.items():
+    for name, size in {} if CUDA else {"TOKENS": 4, "BLOCK": 4, "IN_REGISTERS": 2}.items():
         monkeypatch.setattr(selective_scan, name, size)
 
 
