@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import command_folder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "site" not in p.parts)]
@@ -79,12 +80,12 @@ def matches(shown: str, printed: str) -> bool:
 
 
 class Reader:
-    """A person who types what a page says, in an empty folder."""
+    """A person who types what a page says, in an empty folder. `commands` is a folder that comes first in PATH."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commands: Path) -> None:
         self.folder = folder
         self.names: dict[str, Any] = {"__name__": "__main__"}
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
         self.environment |= {"REGARD_CACHE": str(folder / ".cache")}
 
@@ -120,15 +121,21 @@ class Reader:
         return done.stdout
 
 
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return command_folder(tmp_path_factory.mktemp("preloaded"))
+
+
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if any(b.kind in RUN for b in blocks(p))], ids=lambda p: str(p.relative_to(ROOT))
 )
 @pytest.mark.timeout(600)
-def test_what_a_page_says_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_says_works(page: Path, tmp_path: Path, preloaded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the README are processes of their own; those of other pages are forked, which is faster."""
     if page.name == "extending.md":
         pytest.skip("its module is imported by tests/test_extending_page.py")
     monkeypatch.chdir(tmp_path)
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path, Path(sys.executable).parent if page.name == "README.md" else preloaded)
     for block in blocks(page):
         if block.reason:
             continue
@@ -154,6 +161,22 @@ def test_the_harness_compares_what_is_shown() -> None:
     assert not matches("a\nb", "a\nc\n")
     assert not matches("a", "a\nb\n")
     assert list(sessions("$ one \\\n  two\nout\n$ three\n")) == [("one \\\n  two", "out\n"), ("three", "")]
+
+
+def test_forked_commands_end_as_others_do(preloaded: Path, tmp_path: Path) -> None:
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        path = f"{preloaded}:{os.environ['PATH']}"
+        shell = ["bash", "-c", command]
+        return subprocess.run(
+            shell, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=SECONDS
+        )
+
+    done = run("regard cost nobody")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    translated = run("echo 'I ate an apple.' | regard translate --to de | cat; echo ${PIPESTATUS[1]}")
+    assert translated.stdout == "Ich habe einen Apfel gegessen.\n0\n"
+    stopped = run("regard train hello --train.steps 1000000 & sleep 3; kill $!; wait $!; echo $?")
+    assert stopped.stdout.splitlines()[-1] == "143"
 
 
 if __name__ == "__main__":
