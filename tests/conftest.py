@@ -46,6 +46,7 @@ SLOW = (
     "test_wheel.py",
     "inference/test_types.py",
     "test_docs.py::test_what_a_page_says_works",
+    "test_docs.py::test_forked_commands",
     "test_dockerfile.py",
     "test_notebooks.py::test_a_notebook_runs",
     "test_recipes.py::test_a_recipe_runs",

@@ -9,8 +9,8 @@ factor has ones where a number is to be counted.
     2. A lane adds its two neighbouring columns of the result, and one product sums these over the four lanes that have the
        rest of the row.
 
-The first step rounds numbers to bf16 and the second to TF32; sums are in fp32, and the result is rounded to bf16. The
-layouts of factors and results are those of mma.m16n8k16 and mma.m16n8k8 in NVIDIA's description of PTX.
+The first step rounds numbers to bf16, the second truncates sums to TF32. Sums are in fp32, and the result is rounded to
+bf16. The layouts of factors and results are those of mma.m16n8k16 and mma.m16n8k8 in NVIDIA's description of PTX.
 
 Tiles are (16, 32), and each lane must have one column. Triton gives that to a program of one warp, unless it knows that the
 pointers to what it loads are aligned: kernels need `do_not_specialize_on_alignment` for these.
@@ -38,9 +38,8 @@ def matrices(device: torch.device) -> Tensor:
     found = torch.zeros(NUMBERS, LANES, dtype=torch.int64)
     group = torch.arange(LANES) // 4  # the row that a lane has of a first factor
     for product in range(2):
-        for half in range(
-            2
-        ):  # columns 0 to 7, then 8 to 15; two in a register, for the numbers `first` and `first + 1`
+        for half in range(2):
+            # columns 0 to 7, then 8 to 15; a register has two of them, for the numbers `first` and `first + 1`
             first = 4 * product + 2 * half
             found[4 * product + 2 * half] = torch.where(
                 group == first, ONE, torch.where(group == first + 1, ONE << 16, 0)

@@ -326,7 +326,7 @@ def split_size(x: Tensor) -> int:
 
 def sums_by_tensor_cores(x: Tensor, states: int) -> bool:
     """Return whether the tensor cores make the sums over channels, which rounds their terms to bf16."""
-    if not x.is_cuda or torch.version.hip or x.dtype == torch.float32 or states % 2:
+    if not x.is_cuda or torch.version.hip or x.dtype != torch.bfloat16 or states % 2:
         return False
     return torch.cuda.get_device_capability(x.device) >= (8, 0)  # the first with products in bf16
 
@@ -348,7 +348,7 @@ class ScanLaunch:
         self.vectors, self.bias, self.starts = vectors.contiguous(), bias, starts.contiguous()
         self.a2 = (a * LOG2E).t().contiguous()  # (N, D)
         full = self.length % TOKENS == 0 and self.width % BLOCK == 0
-        self.warp = {"num_warps": 1, "num_stages": 1, "maxnreg": REGISTERS}
+        self.warp = {"num_warps": 1, "num_stages": 1, **({} if torch.version.hip else {"maxnreg": REGISTERS})}
         self.sizes = {
             "W": self.width,
             "STATES": self.states,

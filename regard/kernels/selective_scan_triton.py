@@ -20,9 +20,9 @@ Time is divided into splits where batch and channels alone do not fill the GPU:
 The backward pass does likewise with the adjoint recurrence (`local_adjoint`, `combine`, `backward`).
 
 The decay of a token is exp2(dt A2), A2 = A log2(e). The first token of a document has the step RESET instead, with which
-the decay is exactly 0, while it adds its own dt B x. Beyond the end of a row dt is 0, which leaves the state as it is.
-Widths and row strides are constants, so that the addresses of a tile are constant offsets from one pointer. FULL says that
-no tile goes beyond an end, so that loads and stores need no mask.
+the decay is exactly 0, since A is negative, while it adds its own dt B x. Beyond the end of a row dt is 0, which leaves the
+state as it is. Widths and row strides are constants, so that the addresses of a tile are constant offsets from one pointer.
+FULL says that no tile goes beyond an end, so that loads and stores need no mask.
 
 The gradients of B and C are sums over channels, which lie in different lanes: sums on the tensor cores, rounded to bf16
 (lane_sums_triton.py), or, if EXACT, sums of fp32 by shuffles.
@@ -33,12 +33,13 @@ the result).
 
 Registers leave room for eight warps on a multiprocessor, which is few to hide the latency of memory. So what the next
 chunk needs is loaded into registers a chunk ahead, or at least into the L1 cache: `touch_row`, `touch_tile` and
-`touch_vectors` load one number of each 32 bytes. Triton has no instruction for that, so the bits of these numbers are
-gathered and stored at the end (`sink`), where nobody reads them.
+`touch_vectors` load one number of each 32 bytes, if there are 16 states. Triton has no instruction for that, so the bits of
+these numbers are gathered and stored at the end (`sink`), where nobody reads them.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -48,15 +49,14 @@ from regard.kernels.lane_sums_triton import sum_lanes, sum_quads
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 RESET: tl.constexpr = tl.constexpr(1e30)
-COMPILED: tl.constexpr = tl.constexpr(
-    not triton.knobs.runtime.interpret
-)  # the interpreter has no instructions of a GPU
+# Neither the interpreter nor AMD's GPUs have NVIDIA's instructions.
+NVIDIA: tl.constexpr = tl.constexpr(not triton.knobs.runtime.interpret and not torch.version.hip)
 
 
 @triton.jit
 def reciprocal(u):
-    """Return 1 / u; compiled, the hardware's, which is off by one rounding."""
-    if COMPILED:
+    """Return 1 / u, on NVIDIA's GPUs by one instruction, which is off by one rounding."""
+    if NVIDIA:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [u], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -65,10 +65,12 @@ def reciprocal(u):
 
 @triton.jit
 def softplus_and_slope(u):
-    """Return log(1 + exp(u)), by its series where exp(u) is small, and its slope."""
+    """Return log(1 + exp(u)), by its series where exp(u) is small, and its slope.
+
+    NVIDIA's logarithm in one instruction is wrong by 2^-22, up to 3e-6 of the result."""
     e = tl.exp2(u * LOG2E)
     series = e * (1.0 - e * (0.5 - e * (0.33333333333 - e * (0.25 - e * 0.2))))
-    log = libdevice.fast_log2f(1.0 + e) if COMPILED else tl.log2(1.0 + e)
+    log = libdevice.fast_log2f(1.0 + e) if NVIDIA else tl.log2(1.0 + e)
     value = tl.where(u > 20.0, u, tl.where(e < 0.05, series, LN2 * log))
     return value, tl.where(u > 20.0, 1.0, e * reciprocal(1.0 + e))
 
@@ -278,7 +280,7 @@ def local_adjoint(
     SINGLE: tl.constexpr = STATES <= N
     own = row * SPLITS + split
     carry += own * STATES * W
-    vectors += row * T * 2 * STATES + STATES
+    vectors += row * T * 2 * STATES
     at = n[:, None] * W + d[None, :]
     inside = (n < STATES)[:, None] & valid[None, :]
     shift = tl.load(bias + d, mask=valid, other=0.0)
@@ -312,7 +314,7 @@ def local_adjoint(
                 g = tl.load(carry + group * W + at, mask=inside, other=0.0)
             for k in tl.static_range(TOKENS):
                 hit = (i == TOKENS - 1 - k)[:, None]
-                c = vectors + (t + TOKENS - 1 - k) * 2 * STATES + group
+                c = vectors + (t + TOKENS - 1 - k) * 2 * STATES + STATES + group
                 real = tl.where(TOKENS - 1 - k < left, STATES - group, 0)
                 g += pick(by_read, hit)[None, :] * load_vector(c, n, real, EVEN)[:, None]
                 g *= tl.exp2(pick(delta, hit)[None, :] * rates)
@@ -441,7 +443,8 @@ def backward(
         ahead ^= touch_vectors(vectors + t - TOKENS, T, earlier, STATES)
         ahead ^= touch_tile(x + (first - TOKENS) * X, earlier, block * BLOCK, W, X, BLOCK)
         ahead ^= touch_tile(dt + (first - TOKENS) * DT, earlier, block * BLOCK, W, DT, BLOCK)
-        ahead ^= touch_tile(gate + (first - TOKENS) * Z, earlier, block * BLOCK, W, Z, BLOCK)
+        if GATE:
+            ahead ^= touch_tile(gate + (first - TOKENS) * Z, earlier, block * BLOCK, W, Z, BLOCK)
         ahead ^= touch_tile(grad + (first - TOKENS) * G, earlier, block * BLOCK, W, G, BLOCK)
         out = direct[None, :] * value
         by_new, by_delta = tl.zeros((TOKENS, BLOCK), tl.float32), tl.zeros((TOKENS, BLOCK), tl.float32)

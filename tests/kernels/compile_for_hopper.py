@@ -1,8 +1,9 @@
 """Compile Triton kernels for an H100 or H200 where there is no GPU, by their own launches, and print what they need.
 
 A launch compiles and does not run. The output is JSON: for each kernel the bytes of a thread's stack, which holds what did
-not fit into registers, and the number of instructions. test_compiled_kernels.py starts it as a process of its own, since
-Triton decides between its compiler and its interpreter when it is imported.
+not fit into registers, and the numbers of instructions and of those that exchange numbers between lanes.
+test_compiled_kernels.py starts it as a process of its own, since Triton decides between its compiler and its interpreter
+when it is imported.
 """
 
 from __future__ import annotations
@@ -68,16 +69,19 @@ def rows(width: int) -> torch.Tensor:
     return torch.empty(BATCH, LENGTH, width, dtype=torch.bfloat16)
 
 
-def launch_scan() -> None:
+def launch_scan(suffix: str, length: int, width: int, states: int) -> None:
     """Launch the scan as a layer of Mamba does in training, and with splits, as with few rows."""
-    x, u, z = rows(WIDTH), rows(WIDTH), rows(2 * WIDTH)[..., WIDTH:]
-    a, vectors = torch.empty(WIDTH, STATES), torch.empty(BATCH, LENGTH, 2 * STATES)
+    x, u, z = (torch.empty(BATCH, length, n, dtype=torch.bfloat16) for n in (width, width, 2 * width))
+    z = z[..., width:]
+    a, vectors = torch.empty(width, states), torch.empty(BATCH, length, 2 * states)
     selective_scan.sums_by_tensor_cores = lambda x, states: True
-    skip, bias, starts = torch.empty(WIDTH), torch.empty(WIDTH), torch.zeros(BATCH, LENGTH, dtype=torch.int32)
-    for size in (LENGTH, LENGTH // 4):
+    skip, bias, starts = torch.empty(width), torch.empty(width), torch.zeros(BATCH, length, dtype=torch.int32)
+    for size in (length, length // 4) if suffix == "whole" else (length,):
         selective_scan.split_size = lambda x, size=size: size
-        _, _, states = selective_scan.run_forward(x, u, a, vectors, skip, bias, starts, z, None)
-        selective_scan.run_backward_kernels(x, None, x, u, a, vectors, skip, bias, starts, z, states)
+        _, _, kept = selective_scan.run_forward(x, u, a, vectors, skip, bias, starts, z, None)
+        selective_scan.run_backward_kernels(x, None, x, u, a, vectors, skip, bias, starts, z, kept)
+    for name in [name for name in compiled if name.startswith("selective_scan_triton") and "/" not in name]:
+        compiled[f"{name}/{suffix}"] = compiled.pop(name)
 
 
 def launch_convolution() -> None:
@@ -92,6 +96,7 @@ def launch_convolution() -> None:
 if __name__ == "__main__":
     run, JITFunction.run = JITFunction.run, compile_only  # type: ignore[method-assign]
     driver.set_active(Hopper())  # type: ignore[arg-type]
-    launch_scan()
+    launch_scan("whole", LENGTH, WIDTH, STATES)
+    launch_scan("masked", 333, 40, 6)
     launch_convolution()
     print(json.dumps({name: usage(kernel.asm["cubin"]) for name, kernel in compiled.items()}))

@@ -9,9 +9,9 @@ from regard.kernels.gated_linear_attention import gated_linear_attention
 from regard.layers.mixers.based import taylor_features
 from regard.layers.mixers.linear_recurrence import normalize_weights, with_ones
 
-naive_gla = pytest.importorskip("fla.ops.gla.naive", reason="flash-linear-attention is not installed")
-naive_linear = pytest.importorskip("fla.ops.linear_attn.naive", reason="flash-linear-attention is not installed")
-naive_based = pytest.importorskip("fla.ops.based.naive", reason="flash-linear-attention is not installed")
+naive_gla = pytest.importorskip("fla.ops.gla.naive", reason="fla-core is not installed")
+naive_linear = pytest.importorskip("fla.ops.linear_attn.naive", reason="fla-core is not installed")
+naive_based = pytest.importorskip("fla.ops.based.naive", reason="fla-core is not installed")
 
 B, T, H, K, V = 2, 128, 3, 16, 24
 STARTS = torch.zeros(B, T, dtype=torch.int32)

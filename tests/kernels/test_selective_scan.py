@@ -133,16 +133,30 @@ def test_gradients_are_those_of_finite_differences(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("length", "width", "states", "gated", "begun", "splits"),
-    [(8, 4, 2, True, True, 1), (8, 4, 4, True, False, 2), (7, 6, 3, True, True, 2), (5, 3, 2, False, False, 1)],
+    [
+        (8, 4, 2, True, True, 1),
+        (9, 5, 5, True, True, 1),  # three chunks, three pairs of states, of which two are in registers at once
+        (13, 5, 3, False, True, 2),  # two chunks in each split
+        (14, 4, 1, True, False, 2),
+        (1, 3, 2, False, False, 1),
+    ],
 )
 def test_kernels_are_the_recurrence(
     length: int, width: int, states: int, gated: bool, begun: bool, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In fp32: sums of some dozen terms, each wrong by a few roundings; powers of 2 are those of the GPU or of NumPy."""
-    tile = selective_scan.TOKENS
-    monkeypatch.setattr(selective_scan, "split_size", lambda x: -(-length // (splits * tile)) * tile)
+    chunk = selective_scan.TOKENS
+    monkeypatch.setattr(selective_scan, "split_size", lambda x: -(-length // (splits * chunk)) * chunk)
     given = make(2, length, width, states, torch.float32, gated, begun)
     compare(given, document_starts(packed(2, length)), 2e-5)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kernels_of_half_precision(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients are rounded to 8 bits in bf16, and so are the stored states."""
+    monkeypatch.setattr(selective_scan, "split_size", lambda x: 2 * selective_scan.TOKENS)
+    compare(make(1, 18, 6, 4, dtype), document_starts(packed(1, 18)), 2e-2)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -167,11 +181,23 @@ def test_steps_are_the_recurrence(width: int, states: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("length", [256, 333])
-def test_kernels_on_a_gpu(dtype: torch.dtype, length: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("length", "width", "states", "gated", "chunks"),
+    [
+        (256, 96, 16, True, 32),
+        (333, 96, 16, True, 3),
+        (61, 40, 6, False, 8),
+        (64, 40, 18, True, 3),
+        (40, 64, 3, True, 2),
+    ],
+)
+def test_kernels_on_a_gpu(
+    length: int, width: int, states: int, gated: bool, chunks: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """bf16 rounds outputs and gradients to 8 bits, and the addends of the gradients of B and C."""
-    given = make(2, length, 96, 16, dtype)
+    monkeypatch.setattr(selective_scan, "split_size", lambda x: chunks * selective_scan.TOKENS)
+    given = make(2, length, width, states, dtype, gated)
     compare(given, document_starts(packed(2, length)), 1e-4 if dtype == torch.float32 else 2e-2)
 
 
