@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ def values_of(folder: Path, **training: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(open_place: Path) -> tuple[Path, dict[str, Any]]:
-    """A run of two steps that is to have four, and the weights that it ends with."""
+def runs(open_place: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A run of two steps that is to have four, and the weights that it ends with.
+
+    The folder is removed: a worker that gets more tests of this module after those of another makes it again."""
     folder = open_place / "runs"
     folder.mkdir()
     rng = random.Random(1)
@@ -47,7 +50,8 @@ def runs(open_place: Path) -> tuple[Path, dict[str, Any]]:
     shutil.rmtree(folder / "run" / "model")
     whole = copied(folder / "run", folder / "whole")
     regard.resume(whole, train={"steps": STEPS}, quiet=True)
-    return folder / "run", load_file(whole / "model" / "model.safetensors")
+    yield folder / "run", load_file(whole / "model" / "model.safetensors")
+    shutil.rmtree(folder)
 
 
 def resumed(run: Path) -> dict[str, list[Any]]:
