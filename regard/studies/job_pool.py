@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from regard import __version__
+from regard.errors import RegardError
 from regard.files import read_json, remove, write_text
 from regard.training.metrics_log import print_message
 
@@ -161,6 +162,14 @@ def load_result(job: StudyJob) -> dict[str, Any] | None:
         return result if result["of"] == job.identity() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def choose(kind: str, names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """Return what a study compares, such as systems or tasks; default: all that are known."""
+    for name in names or ():
+        if name not in known:
+            raise RegardError(f"unknown {kind} '{name}': choose among {', '.join(known)}")
+    return list(dict.fromkeys(names or known))
 
 
 def describe_machine(device: str) -> dict[str, str]:

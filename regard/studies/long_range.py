@@ -19,7 +19,7 @@ from regard.device import cpu_cores, pick_device
 from regard.errors import RegardError
 from regard.files import write_text
 from regard.look.figures import Lines, draw, save
-from regard.studies.job_pool import Outcome, describe_setting, load_result, run_missing
+from regard.studies.job_pool import Outcome, choose, describe_setting, load_result, run_missing
 from regard.studies.layer_comparison import markdown_table
 from regard.studies.long_range_jobs import (
     COST,
@@ -73,14 +73,6 @@ def study(
             f"only them again"
         )
     return out
-
-
-def choose(kind: str, names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """Return the systems or tasks to compare; default: all that are known."""
-    for name in names or ():
-        if name not in known:
-            raise RegardError(f"unknown {kind} '{name}': choose among {', '.join(known)}")
-    return list(dict.fromkeys(names or known))
 
 
 def plan_jobs(

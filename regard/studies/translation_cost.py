@@ -1,15 +1,15 @@
 """`regard study translation-cost`: BLEU against training FLOPs, Table 2 of the Transformer's paper at a small scale.
 
 Systems of the table learn Multi30k, German to English: recurrent ones without and with attention, deep ones (GNMT,
-Deep-Att), a mixture of experts, convolutions, Transformers, fine-tuning on a reward. Then an ensemble and minimum-Bayes-risk
-decoding translate with Transformers that are there already. FLOPs are counted for every batch of the training, not
-estimated from time.
+Deep-Att), a mixture of experts, convolutions, Transformers, GNMT and a Transformer fine-tuned on a reward. Then ensembles
+and minimum-Bayes-risk decoding translate with models that are there already. FLOPs are counted for every batch of the
+training, not estimated from time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from regard.device import pick_device
 from regard.files import disk_errors, write_text
 from regard.inference.translator import Translator
 from regard.metrics.translation_scores import score_translations
-from regard.studies.job_pool import describe_setting
+from regard.studies.job_pool import choose, describe_setting
 from regard.studies.translation_models import (
     COLOURS,
     MARKERS,
@@ -36,11 +36,27 @@ from regard.studies.translation_models import (
 )
 from regard.training.metrics_log import print_message
 
-MEMBERS = ("wide-1", "wide-2", "wide-3")  # of the ensemble
-MODELS = ("lstm", "rnnsearch", "bytenet", "deep-att", "gnmt", "convs2s", "experts", "transformer", *MEMBERS, "reward")
+WIDE = ("wide-1", "wide-2", "wide-3")
+
+
+def seeds(name: str) -> tuple[str, str, str]:
+    """Return the three models that differ by their seed alone."""
+    return name, f"{name}-seed-1", f"{name}-seed-2"
+
+
+MODELS = (
+    *("lstm", "rnnsearch", "bytenet", *seeds("deep-att"), *seeds("gnmt"), *seeds("gnmt-reward")),
+    *(*seeds("convs2s"), "experts", "transformer", "reward", *WIDE),
+)
+ENSEMBLES = {  # models that translate together
+    "deep-att-ensemble": seeds("deep-att"),
+    "gnmt-ensemble": seeds("gnmt-reward"),
+    "convs2s-ensemble": seeds("convs2s"),
+    "ensemble": WIDE,
+}
 # Rows that translate with trained models in another way: the models, and options of decoding.
 DECODED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "ensemble": (MEMBERS, {}),
+    **{name: (members, {}) for name, members in ENSEMBLES.items()},
     "mbr": (("transformer",), {"mbr": 64, "mbr_metric": "bleu"}),
 }
 TEST = "test_2016_flickr"
@@ -48,20 +64,32 @@ KEPT = ("parameters", "steps", "tokens", "flops", "seconds", "curve")  # copied 
 Rows = Mapping[str, Mapping[str, Any]]  # model -> numbers
 
 
-def study(out: Path, data: Path, jobs: int = 1, device: str = "auto", quick: bool = False) -> Path:
+def study(
+    out: Path,
+    data: Path,
+    jobs: int = 1,
+    device: str = "auto",
+    quick: bool = False,
+    systems: Sequence[str] | None = None,
+) -> Path:
     """Train the models that are missing; write results.json, table.md and translation-cost.png into `out`, and return it.
 
-    `data` is the folder of Multi30k. The models are kept in the folder `translators` beside `out`.
+    `data` is the folder of Multi30k. The models are kept in the folder `translators` beside `out`. `systems` are rows to
+    measure, by default all, with those that they use.
     """
-    found = train_models(MODELS, out, data, jobs, device, quick)
+    wanted = with_parts(choose("system", systems, (*MODELS, *DECODED)))
+    models = [name for name in MODELS if name in wanted]
+    found = train_models(models, out, data, jobs, device, quick)
     splits = {"valid": read_split(data, VALIDATION, quick), "test": read_tests(data, quick)[TEST]}
-    rows = {name: make_row(found[name], splits) for name in MODELS}
+    rows = {name: make_row(found[name], splits) for name in models}
     for name, first in STARTS_FROM.items():  # what the model that it starts from has cost counts too
         if name in rows:
             for key in ("flops", "seconds", "steps", "tokens"):
                 rows[name][key] += rows[first][key]
             rows[name]["curve"] = []  # its loss is another one
     for name, (members, options) in DECODED.items():
+        if name not in wanted:
+            continue
         print_message(f"{name}: translating")
         runs = [translators_folder(out, quick) / member for member in members]
         rows[name] = decode_row(runs, [rows[member] for member in members], splits, options, device, quick)
@@ -72,6 +100,12 @@ def study(out: Path, data: Path, jobs: int = 1, device: str = "auto", quick: boo
     with disk_errors(out):
         plot_results(results["rows"]).savefig(out / "translation-cost.png", dpi=150)
     return out
+
+
+def with_parts(systems: Sequence[str]) -> set[str]:
+    """Return the names of rows together with the models that they are made of: members, and models to begin with."""
+    members = {member for name in systems for member in (DECODED[name][0] if name in DECODED else (name,))}
+    return {*systems, *members, *(STARTS_FROM[name] for name in members if name in STARTS_FROM)}
 
 
 def make_row(found: Mapping[str, Any], splits: Mapping[str, list[Pair]]) -> dict[str, Any]:
@@ -139,10 +173,15 @@ def plot_results(rows: Rows) -> Figure:
     return figure
 
 
+def is_repetition(name: str) -> bool:
+    """Return whether a model differs from another one by its seed alone; the figure shows one of them."""
+    return "-seed-" in name or name in WIDE[1:]
+
+
 def plot_bleu(axes: Axes, rows: Rows) -> None:
     """Plot the BLEU of each model against its training FLOPs."""
     for name, found in rows.items():
-        if name in MEMBERS[1:]:
+        if is_repetition(name):
             continue
         style: dict[str, Any] = {
             "color": COLOURS[name],
@@ -158,7 +197,7 @@ def plot_bleu(axes: Axes, rows: Rows) -> None:
 
 def plot_losses(axes: Axes, rows: Rows) -> None:
     for name, found in rows.items():
-        if name in MEMBERS[1:] or not found["curve"]:
+        if is_repetition(name) or not found["curve"]:
             continue
         at, losses = zip(*((point["flops"], point["loss"]) for point in found["curve"]), strict=True)
         axes.plot(at, losses, marker=".", color=COLOURS[name])

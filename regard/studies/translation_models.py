@@ -99,12 +99,18 @@ MODELS["deep-att"] = merge_settings(
         "decode": {"replace_unknown": "copy"},
     },
 )
-# Members of an ensemble, which differ by their seed; wider than `transformer`, so that their errors differ more.
+# Members of ensembles differ by their seed alone. Those of the Transformer are wider than `transformer`, so that they differ
+# more in their errors.
 WIDE: Values = {"model": {"d_model": 256, "d_ff": 1024, "dropout": 0.4}, "train": {"lr": 2e-3}}
 MODELS |= {
     f"wide-{n}": merge_settings(merge_settings(MODELS["transformer"], WIDE), {"train": {"seed": n}}) for n in (1, 2, 3)
 }
-MODELS["reward"] = {  # fine-tuning on a reward: it has the sizes and the vocabulary of the model that it starts from
+MODELS |= {
+    f"{name}-seed-{n}": merge_settings(MODELS[name], {"train": {"seed": n}})
+    for name in ("deep-att", "gnmt", "convs2s")
+    for n in (1, 2)  # the recipes have seed 0
+}
+REWARD: Values = {  # fine-tuning on a reward: a model has the sizes and the vocabulary of the one that it starts from
     "model": {"max_len": 256, "dropout": 0.0, "attention_dropout": 0.0, "ff_dropout": 0.0},
     "train": {
         **{"objective": "reward", "steps": 400, "batch_tokens": 2048, "lr": 2e-4, "schedule": "constant", "warmup": 50},
@@ -112,25 +118,41 @@ MODELS["reward"] = {  # fine-tuning on a reward: it has the sizes and the vocabu
     },
     "decode": {"beam": 5, "max_len_a": 1.5, "max_len_b": 10},
 }
-STARTS_FROM = {"reward": "transformer"}  # models that begin with the weights of another one
+MODELS |= {
+    **{"reward": REWARD, "gnmt-reward": REWARD},
+    **{f"gnmt-reward-seed-{n}": merge_settings(REWARD, {"train": {"seed": n}}) for n in (1, 2)},
+}
+STARTS_FROM = {  # models that begin with the weights of another one
+    **{"reward": "transformer", "gnmt-reward": "gnmt"},
+    **{f"gnmt-reward-seed-{n}": f"gnmt-seed-{n}" for n in (1, 2)},
+}
 TITLES = {
     **{"lstm": "LSTM, one vector", "rnnenc": "RNNenc: GRU, one vector", "rnnsearch": "RNNsearch: GRU and attention"},
     **{"convs2s": "ConvS2S: convolution and attention", "transformer": "Transformer: attention alone"},
-    **{
-        "bytenet": "ByteNet: dilated convolution",
-        "gnmt": "GNMT: deep LSTM with residuals",
-        "deep-att": "Deep-Att + PosUnk",
-    },
+    **{"bytenet": "ByteNet: dilated convolution", "gnmt": "GNMT: deep LSTM with residuals"},
+    **{"deep-att": "Deep-Att + PosUnk", "gnmt-reward": "GNMT + RL: fine-tuned on GLEU"},
     **{"experts": "MoE: experts between LSTM layers", "reward": "Transformer + RL: fine-tuned on GLEU"},
     **{f"wide-{n}": f"Transformer, 256 wide, seed {n}" for n in (1, 2, 3)},
-    **{"ensemble": "Transformers, 256 wide, ensemble of 3", "mbr": "Transformer, minimum Bayes risk"},
+    **{f"deep-att-seed-{n}": f"Deep-Att + PosUnk, seed {n}" for n in (1, 2)},
+    **{f"gnmt-seed-{n}": f"GNMT, seed {n}" for n in (1, 2)},
+    **{f"gnmt-reward-seed-{n}": f"GNMT + RL, seed {n}" for n in (1, 2)},
+    **{f"convs2s-seed-{n}": f"ConvS2S, seed {n}" for n in (1, 2)},
+    **{"deep-att-ensemble": "Deep-Att + PosUnk, ensemble of 3", "gnmt-ensemble": "GNMT + RL, ensemble of 3"},
+    **{"convs2s-ensemble": "ConvS2S, ensemble of 3", "ensemble": "Transformers, 256 wide, ensemble of 3"},
+    "mbr": "Transformer, minimum Bayes risk",
 }
-COLOURS = {  # safe for colour-blind readers (Okabe and Ito); variants of one model share a colour
-    **{"lstm": "#000000", "rnnenc": "#D55E00", "rnnsearch": "#0072B2", "convs2s": "#009E73", "transformer": "#CC79A7"},
-    **{"bytenet": "#009E73", "gnmt": "#56B4E9", "deep-att": "#D55E00", "experts": "#E69F00", "reward": "#CC79A7"},
-    **{"wide-1": "#CC79A7", "wide-2": "#CC79A7", "wide-3": "#CC79A7", "ensemble": "#CC79A7", "mbr": "#CC79A7"},
+FAMILY_COLOURS = {  # safe for colour-blind readers (Okabe and Ito); a system takes that of its name's beginning
+    **{"lstm": "#000000", "rnnenc": "#D55E00", "rnnsearch": "#0072B2", "bytenet": "#009E73", "convs2s": "#009E73"},
+    **{"deep-att": "#D55E00", "gnmt": "#56B4E9", "experts": "#E69F00"},
 }
-MARKERS = {"bytenet": "s", "wide-1": "P", "reward": "^", "ensemble": "D", "mbr": "v"}  # of models that share a colour
+COLOURS = {
+    name: next((colour for first, colour in FAMILY_COLOURS.items() if name.startswith(first)), "#CC79A7")
+    for name in TITLES
+}
+MARKERS = {  # of systems that share a colour
+    **{"bytenet": "s", "wide-1": "P", "reward": "^", "gnmt-reward": "^", "mbr": "v"},
+    **dict.fromkeys(("ensemble", "deep-att-ensemble", "gnmt-ensemble", "convs2s-ensemble"), "D"),
+}
 
 VALIDATION = "val"
 TEST_SETS = ("test_2016_flickr", "test_2017_flickr")

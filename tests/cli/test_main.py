@@ -205,7 +205,10 @@ def test_a_study_of_translations_is_given_its_data_and_its_table_printed(capfd, 
     monkeypatch.setattr(module, "study", lambda *options: asked.append(options) or options[0])
     words = ["study", name, "--data", "pairs", "--output", str(tmp_path), "--jobs", "2", "--device", "cpu", "--quick"]
     assert call(capfd, monkeypatch, *words)[:2] == (0, "| a table |\n\n")
-    assert asked == [(tmp_path, Path("pairs"), 2, "cpu", True)]
+    assert [call[:5] for call in asked] == [(tmp_path, Path("pairs"), 2, "cpu", True)]
+    if name == "translation-cost":
+        call(capfd, monkeypatch, *words, "--systems", "gnmt, mbr")
+        assert [call[5:] for call in asked] == [(None,), (["gnmt", "mbr"],)]
 
 
 BAD = [

@@ -32,12 +32,14 @@ from regard.tasks.run_config import make_config
 from regard.tasks.translation import prepare_job
 
 RECIPES = Path(regard.__file__).parent / "recipes"
-FILES = {name: f"multi30k-{name}" for name in MODELS}
+FILES = {name: f"multi30k-{name.partition('-seed-')[0]}" for name in MODELS}
 MEMBERS = ("wide-1", "wide-2", "wide-3")
 FILES |= dict.fromkeys(("transformer", *MEMBERS), "multi30k-small-en-de")
 WITH_RECIPES = [name for name in MODELS if name not in STARTS_FROM]
-ROWS = ["lstm", "rnnsearch", "bytenet", "deep-att", "gnmt", "convs2s", "experts"]
-ROWS += ["transformer", *MEMBERS, "reward", "ensemble", "mbr"]
+SEEDS = {name: (name, f"{name}-seed-1", f"{name}-seed-2") for name in ("deep-att", "gnmt", "gnmt-reward", "convs2s")}
+SEEDED = [name for names in SEEDS.values() for name in names[1:]]
+ROWS = ["lstm", "rnnsearch", "bytenet", *(name for names in SEEDS.values() for name in names), "experts"]
+ROWS += ["transformer", "reward", *MEMBERS, "deep-att-ensemble", "gnmt-ensemble", "convs2s-ensemble", "ensemble", "mbr"]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,8 @@ def test_a_study_trains_by_the_recipe(name: str) -> None:
     shared = {"data.source", "data.target", "tokenizer.vocab_size"}  # one for all, so that models can be compared
     if name in MEMBERS:
         shared |= {"model.d_model", "model.d_head", "model.d_ff", "model.dropout", "train.lr", "train.seed"}
+    if name in SEEDED:
+        shared |= {"train.seed"}
     assert set(recipes.differences(own, there)) <= {"name", "data.root", *shared}
 
 
@@ -67,15 +71,15 @@ def test_watching_a_run_changes_nothing_that_is_learned(name: str) -> None:
 
 
 def test_all_models_read_the_same_batches() -> None:
-    """But for the vocabulary of Deep-Att, the order of an ensemble's members, and fine-tuning."""
+    """But for the vocabulary of Deep-Att, the order of the later members of an ensemble, and fine-tuning."""
     configs = {name: make_config(make_settings(name), {}) for name in WITH_RECIPES}
     first = configs["transformer"]
     for name, config in configs.items():
         assert config.data == first.data
-        assert (config.tokenizer == first.tokenizer) == (name != "deep-att")
+        assert (config.tokenizer == first.tokenizer) == (not name.startswith("deep-att"))
         train = config.train
         assert (train.batch_tokens, train.accumulate) == (8192, 1)
-        assert (train.seed == first.train.seed) == (name not in MEMBERS)
+        assert (train.seed == first.train.seed) == (name not in (*MEMBERS, *SEEDED))
         assert config.model.max_len == 256  # longer pairs would be left out
 
 
@@ -104,7 +108,7 @@ def test_the_curve_is_the_validations_at_what_was_spent_until_then(tmp_path: Pat
     assert found == [{"step": 1, "flops": 30, "loss": 3.0}, {"step": 2, "flops": 100, "loss": 2.5}]
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_RECIPES if name not in MEMBERS[1:]])
+@pytest.mark.parametrize("name", [name for name in WITH_RECIPES if name not in (*MEMBERS[1:], *SEEDED)])
 def test_a_job_trains_counts_and_translates(name: str, data: Path, tmp_path: Path) -> None:
     recurrent = {} if name in ("bytenet", "convs2s", "transformer", "wide-1") else {"recurrent": {"d_hidden": 32}}
     widths = {"d_model": 32, **recurrent}
@@ -142,7 +146,8 @@ def test_studies_side_by_side_share_what_they_train(
     for name in WITH_RECIPES:
         monkeypatch.setitem(MODELS, name, TINY)
     tuned = merge_settings(TINY, {"train": {"objective": "reward", "label_smoothing": 0.0, "reward": {"samples": 2}}})
-    monkeypatch.setitem(MODELS, "reward", {**tuned, "model": {"max_len": 128}})
+    for name in STARTS_FROM:
+        monkeypatch.setitem(MODELS, name, {**tuned, "model": {"max_len": 128}})
     out = translation_cost.study(tmp_path / "cost", data, device="cpu", quick=True)
     results = json.loads((out / "results.json").read_text())
     assert list(results["rows"]) == ROWS
@@ -152,7 +157,9 @@ def test_studies_side_by_side_share_what_they_train(
     assert found["seconds"] > 0 <= found["bleu_tokenized"]
     assert found == results["rows"]["convs2s"] | {"seconds": found["seconds"]}  # here all models are alike
     rows = results["rows"]
-    assert rows["ensemble"]["flops"] == sum(rows[name]["flops"] for name in ROWS[7:10])
+    assert rows["ensemble"]["flops"] == sum(rows[name]["flops"] for name in MEMBERS)
+    assert rows["gnmt-ensemble"]["flops"] == sum(rows[name]["flops"] for name in SEEDS["gnmt-reward"])
+    assert rows["gnmt-reward"]["flops"] > rows["gnmt"]["flops"]
     assert rows["mbr"]["flops"] == rows["transformer"]["flops"] < rows["reward"]["flops"]
     assert rows["ensemble"]["parameters"] == 3 * rows["mbr"]["parameters"]
     assert "| LSTM, one vector | " in (out / "table.md").read_text()
@@ -169,6 +176,13 @@ def test_studies_side_by_side_share_what_they_train(
     monkeypatch.setattr("regard.studies.job_pool.try_job", None)  # nothing can be started
     translation_cost.study(tmp_path / "cost", data, device="cpu", quick=True)
     assert json.loads((out / "results.json").read_text())["rows"] == results["rows"]
+
+
+def test_chosen_systems_bring_what_they_are_made_of() -> None:
+    assert translation_cost.with_parts(["mbr", "lstm"]) == {"mbr", "transformer", "lstm"}
+    expected = {"gnmt-ensemble", *SEEDS["gnmt-reward"], *SEEDS["gnmt"]}
+    assert translation_cost.with_parts(["gnmt-ensemble"]) == expected
+    assert translation_cost.with_parts(ROWS) == set(ROWS)
 
 
 def test_what_a_result_is_of_is_its_settings_and_its_texts(data: Path, tmp_path: Path) -> None:
@@ -205,5 +219,7 @@ def test_bleu_is_that_of_single_sentences_of_the_test_set() -> None:
 def test_data_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="there is no data folder"):
         translation_cost.study(tmp_path / "out", tmp_path / "nowhere")
+    with pytest.raises(RegardError, match="unknown system 'gru': choose among lstm, rnnsearch"):
+        translation_cost.study(tmp_path / "out", tmp_path, systems=["gru"])
     with pytest.raises(RegardError, match="at least 1 job"):
         translation_cost.study(tmp_path / "out", tmp_path, jobs=0)
