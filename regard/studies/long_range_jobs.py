@@ -58,9 +58,9 @@ class LongRangeSettings:
     text_layers: int = 6  # the character model is larger, as large as that of the recipe shakespeare-char
     text_width: int = 384
     text_heads: int = 6
-    text_dropout: float = 0.2
+    text_dropout: float = 0.2  # of attention weights too
     text_batch: int = 64
-    text_steps: int = 2000
+    text_steps: int = 4000
     text_rate: float = 1e-3
     text_every: int = 250  # steps between two validations: the lowest loss counts
     tests: int = 512  # test sequences of each kind
@@ -103,6 +103,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
         **{"positions": "rope", "blocks": 1.5, "attention": {"window": 64}},
     },
 }
+# Settings of the recipe shakespeare-char that character models with feed-forward layers have, too.
+RECIPE: dict[str, Any] = {"activation": "gelu", "bias": False, "scale_embeddings": False}
 TITLES = {
     **{"attention": "attention", "lstm": "LSTM", "linear-attention": "linear attention", "rwkv": "RWKV-4", "s4": "S4"},
     **{"s4d": "S4D", "mamba": "Mamba", "mamba2": "Mamba-2", "gla": "GLA", "based": "Based"},
@@ -262,11 +264,16 @@ def train_once(job: LongRangeJob, lr: float, device: torch.device, dtype: torch.
 
 
 def train_on_text(job: LongRangeJob, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Train a character model as `regard train` does; return its validation losses and the lowest of them."""
+    """Train a character model as `regard train shakespeare-char` does; return its validation losses and the lowest of them."""
     s, task = job.settings, make_task(job)
     torch.manual_seed(s.seed)
     config = make_model_config(job.system, task.vocab, s.text_width, text_sizes(s), s.length)
-    model = make_model(dataclasses.replace(config, dropout=s.text_dropout)).to(device)
+    settings: dict[str, Any] = {"dropout": s.text_dropout}
+    if "attention" in mixers_of(job.system):
+        settings["attention_dropout"] = s.text_dropout
+    if mixers_of(job.system) and has_fitted_size(job.system):
+        settings |= RECIPE
+    model = make_model(dataclasses.replace(config, **settings)).to(device)
     plain = copy.deepcopy(model)  # for validation: not compiled
     training = TrainConfig(
         steps=s.text_steps, lr=s.text_rate, warmup=min(100, s.text_steps), schedule="cosine",
