@@ -297,6 +297,10 @@ class RecurrentSettings:
     d_ff: int = setting(
         0, "inner width of model.recurrent_feedforward; 0 = four times the width of its input", most=1 << 20
     )
+    activation: str = setting(
+        "relu", "activation function of model.recurrent_feedforward", choices=("relu", "gelu", "gelu-tanh", "silu")
+    )
+    ff_dropout: float = setting(0.0, "dropout inside model.recurrent_feedforward", below=1)
 
 
 @register_table("seq2seq", ALIGNMENT)

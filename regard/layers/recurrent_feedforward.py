@@ -51,7 +51,8 @@ class RecurrentFeedForward(nn.Module):
 
 def feedforward_config(config: ModelConfig, width: int) -> ModelConfig:
     """Return the configuration that a feed-forward part between recurrent layers of this width is built from."""
-    return replace(config, d_model=width, d_ff=config.table(RecurrentSettings).d_ff or 4 * width)
+    s = config.table(RecurrentSettings)
+    return replace(config, d_model=width, d_ff=s.d_ff or 4 * width, activation=s.activation, ff_dropout=s.ff_dropout)
 
 
 def make_feedforwards(

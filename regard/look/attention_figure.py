@@ -28,7 +28,7 @@ from regard.look.figures import Drawable, HeatMap, draw_small_multiples, rounded
 from regard.look.interventions import LAYER_KINDS, layer_kind
 from regard.look.model_trace import body_of, package_of
 from regard.look.record import attention_layers, checked_indices, record
-from regard.look.recorded_forward import RecordedForward, record_forward
+from regard.look.recorded_forward import RecordedForward, check_attention, record_forward
 from regard.look.token_sequence import TokenSequence, group_words
 from regard.text.alignment import merge_weights
 
@@ -189,6 +189,7 @@ def draw_attention(
     if renormalize and not hide_sinks:
         raise RegardError("--renormalize is for --hide-sinks: without it, rows sum to one as they are")
     package, _ = package_of(model)
+    check_attention(package)
     names = choose_layers(list(attention_layers(body_of(package.model))), layer, kind)
     forward = record_forward(package, text, names, **options)
     maps = [layer_weights(forward, name, head) for name in names]

@@ -184,9 +184,11 @@ def record(model: nn.Module, patterns: str | Sequence[str] = "*", stream: bool =
     """Record the attention weights of layers whose names match, in every forward pass inside the `with`.
 
     Patterns are those of file names: "decoder.*.cross". With `stream`, the vectors between the layers of the whole model
-    are recorded too.
+    are recorded too; the model may have no attention then.
     """
-    layers = select_layers(attention_layers(model), [patterns] if isinstance(patterns, str) else patterns)
+    layers = attention_layers(model)
+    if layers or not stream:
+        layers = select_layers(layers, [patterns] if isinstance(patterns, str) else patterns)
     tape = Tape(list(layers))
     recorders = {layer: AttentionRecorder(layer, tape, name) for name, layer in layers.items()}
     concerned = None if stream else set[nn.Module](recorders)

@@ -58,6 +58,12 @@ class RecordedForward:
         return weights
 
 
+def check_attention(package: ModelPackage) -> None:
+    """Refuse a model without attention."""
+    if not attention_layers(body_of(package.model)):
+        raise RegardError(f"this {package.config.architecture} has no attention: there is nothing to look at")
+
+
 def record_forward(
     package: ModelPackage, text: str, patterns: Patterns = "*", stream: bool = False, **options: Any
 ) -> RecordedForward:
@@ -65,8 +71,6 @@ def record_forward(
 
     Options are those of `[decode]` and `to`, for models that translate."""
     reader = body_of(package.model)
-    if not attention_layers(reader):
-        raise RegardError(f"this {package.config.architecture} has no attention: there is nothing to look at")
     if not text.strip():
         raise RegardError("there is nothing to read: give a sentence")
     request = TraceRequest(package, "", text, (), None, options)

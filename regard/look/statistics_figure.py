@@ -28,7 +28,7 @@ from regard.errors import RegardError
 from regard.look.figures import Drawable, HeatMap, Lines, Panel, draw, rounded, text_table, write_csv
 from regard.look.interventions import layer_kind
 from regard.look.model_trace import package_of
-from regard.look.recorded_forward import RecordedForward, record_forward
+from regard.look.recorded_forward import RecordedForward, check_attention, record_forward
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,6 +142,7 @@ def measure_statistics(
     if not texts:
         raise RegardError("there is nothing to read: give a text, or a file with some")
     package, _ = package_of(model)
+    check_attention(package)
     heads, stream, tokens = RunningMeans(), RunningMeans(), defaultdict[str, int](int)
     for text in texts:
         forward = record_forward(package, text, stream=True, **options)

@@ -136,8 +136,12 @@ def check_recurrent(config: ModelConfig, preset: Mapping[str, Any]) -> None:
                 f"model.recurrent_feedforward {config.recurrent_feedforward} keeps a state between steps, which only blocks "
                 f"have: choose another"
             )
-    elif s.d_ff:
-        raise RegardError("model.recurrent.d_ff is for model.recurrent_feedforward, which names no part: leave it out")
+    else:
+        for name in ("d_ff", "activation", "ff_dropout"):
+            if getattr(s, name) != getattr(RecurrentSettings(), name):
+                raise RegardError(
+                    f"model.recurrent.{name} is for model.recurrent_feedforward, which names no part: leave it out"
+                )
     if ALIGNMENT in MADE_OF.get(config.architecture, ()) and config.attention_score in PARTS["attention_score"]:
         check_part("attention_score", config.attention_score, config, Place("cross"))
 

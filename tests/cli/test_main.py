@@ -12,6 +12,7 @@ from command_line import call
 import regard
 from regard.cli import main
 from regard.errors import RegardError
+from regard.inference.translator import bundled_translator
 
 RECIPE = """
 [data]
@@ -252,6 +253,7 @@ BAD = [
 def test_bad_input_is_one_line_and_exit_code_2(run: Path, capfd, monkeypatch, tmp_path, words, message) -> None:
     places = {"recipe": run.parent / "tiny.toml", "run": run, "tmp": tmp_path}
     monkeypatch.setattr("regard.pretrained.FOLDER", tmp_path)  # as if no model were bundled
+    bundled_translator.cache_clear()  # a test before this one may have loaded it
     code, out, err = call(capfd, monkeypatch, *(word.format(**places) for word in words))
     said = [line for line in err.splitlines() if line.startswith("regard: ")]
     assert (code, out, len(said)) == (2, "", 1)

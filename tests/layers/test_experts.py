@@ -30,7 +30,7 @@ from regard.layers.part import Place, make_part
 from regard.layers.quantization import quantize_model
 from regard.models import architectures
 from regard.models.analysis.cost import Cost
-from regard.models.architectures import make_model
+from regard.models.architectures import make_model, preset
 from regard.training.muon import find_matrices
 from regard.training.optimizer import make_optimizer
 
@@ -328,6 +328,16 @@ def test_parameters_and_flops_are_those_of_the_formula(name: str, architecture: 
     assert sparse.active - dense.active == more
     sides = (length, length) if architecture == "transformer" else (0, length) if architecture == "gpt" else (length, 0)
     assert sparse.forward_flops(3, *sides) - dense.forward_flops(3, *sides) == 3 * length * 2 * more
+
+
+def test_active_parameters_of_an_image_are_those_of_one_token() -> None:
+    """With 4 experts and with 8, of which 2 are chosen, they differ by the router alone."""
+    few, many = (
+        Cost(preset("vit-tiny", n_classes=10, feedforward="mixtral", mixtral={"experts": n})) for n in (4, 8)
+    )
+    assert many.active - few.active == few.blocks * 4 * few.config.d_model
+    dense = Cost(preset("vit-tiny", n_classes=10, feedforward="gated", bias=False))
+    assert few.active - dense.active == few.blocks * (3 * few.config.d_model * few.config.d_ff + 4 * few.config.d_model)
 
 
 def test_activation_memory_grows_with_the_experts_of_a_token() -> None:

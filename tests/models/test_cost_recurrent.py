@@ -135,6 +135,22 @@ def test_activations_of_a_language_model_by_hand() -> None:
     assert activation_bytes(dropped, 0, L) == L * 2 * (20 + (3 + 1) * 24 + 24 + (3 + 1) * 20 + 20)
 
 
+def test_activations_of_feed_forward_layers_between_recurrent_ones_by_hand() -> None:
+    """The inner layer, the sigmoid and the sum; experts keep that of both experts, their inputs and outputs, and the
+    router's input in fp32."""
+    sizes = {"target_vocab": 50, "d_model": 20, "n_decoder_layers": 3, "recurrent.d_hidden": 24, "recurrent.d_ff": 40}
+    dense, experts, plain = (
+        activation_bytes(preset_of("lstm-small", **{**sizes, **more}), 0, L)
+        for more in (
+            {"recurrent_feedforward": "dense"},
+            {"recurrent_feedforward": "noisy-experts"},
+            {"recurrent_feedforward": "", "recurrent.d_ff": 0},
+        )
+    )
+    assert dense - plain == L * 2 * (2 * 40 + 4 * 24)  # after the first and the second layer
+    assert experts - plain == L * 2 * (2 * (2 * 40 + 4 * 24) + 4 * 24 + 4 * 24)
+
+
 def test_activations_of_rnnsearch_by_hand() -> None:
     config = preset_of("rnnsearch-small", **{**SIZES, **DATA, "n_encoder_layers": 1, "n_decoder_layers": 1})
     source = 20 + (3 + 1) * 48 + 3 * 24 + 24  # what goes in, both ways, what annotations bring to the gates, keys

@@ -16,6 +16,7 @@ from regard.errors import RegardError
 from regard.look.expert_figure import trace_experts
 from regard.look.model_trace import package_of
 from regard.look.record import record
+from regard.look.statistics_figure import measure_statistics
 
 FORMS = ("dense", "switch", "mixtral", "noisy-experts")
 SETTINGS = {
@@ -79,6 +80,17 @@ def test_a_resumed_run_counts_the_loads_from_before(run: Path, tmp_path: Path) -
     assert found["step"] == 8
     for key in ("expert_load_max", "expert_load_min", "expert_load_by_layer", "dropped_tokens"):
         assert found[key] == pytest.approx(wanted[key], abs=1e-6), key
+
+
+def test_look_shows_the_experts_of_a_model_without_attention(tmp_path: Path) -> None:
+    given = {k: v for k, v in SETTINGS.items() if k != "model.n_heads"} | {"model.feedforward": "mixtral"}
+    given |= {"model.n_decoder_layers": "2", "data.root": str(tmp_path), "train.steps": "1"}
+    run = regard.train(recipe(tmp_path, "mamba-tiny"), tmp_path / "run", settings=given, quiet=True)
+    found = trace_experts(run, "the cat")
+    assert [*found.layers] == ["decoder.0.ff", "decoder.1.ff"]
+    assert all(len(found.tokens[name]) == len(weights) for name, weights in found.layers.items())
+    with pytest.raises(RegardError, match="has no attention"):
+        measure_statistics(run, ["the cat"])
 
 
 def test_look_shows_the_experts_of_every_token(run: Path, tmp_path: Path) -> None:

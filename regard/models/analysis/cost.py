@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
 from math import isqrt, prod
@@ -27,6 +28,7 @@ from regard.kernels.cross_entropy import chunk_rows
 from regard.layers.cells import cell_shape
 from regard.layers.decoding_state import PerRow, declared_storage
 from regard.layers.part import FeedForward, Mixer, settings_of
+from regard.layers.recurrent_feedforward import feedforward_config
 from regard.models.analysis.counting import ForwardCount, Shape, count, meta_model
 from regard.models.architectures import architecture_of
 from regard.models.rnn import layer_widths
@@ -64,7 +66,10 @@ class Cost:
     @property
     def active(self) -> int:
         """The number of weights that a token is multiplied with: in a mixture of experts not all of them."""
-        return sum(min(p.numel(), flops // 2) for p, flops in self.token.weights().items())
+        once, each = self.token.weights(), Counter[nn.Parameter]()
+        if "images" in forward_arguments(self.model):  # a patch more, for the weights that are not applied once to an image
+            each = Counter(count(self.model, *meta_inputs(self.model, 1, 3, 3)).weights()) - Counter(once)
+        return sum(min(p.numel(), (each[p] or flops) // 2) for p, flops in once.items())
 
     @property
     def multiplied(self) -> int:
@@ -258,8 +263,9 @@ def head_widths(config: ModelConfig) -> tuple[int, int]:
 
 
 def recurrent_activation_bytes(config: ModelConfig, s: int, t: int) -> int:
-    """Return the activation bytes of recurrent models: inputs, gates and states of each layer, the input of the head, and in
-    an encoder-decoder the inputs and outputs of attention and of the maxout readout."""
+    """Return the activation bytes of recurrent models: inputs, gates and states of each layer, what feed-forward layers
+    between them keep, the input of the head, and in an encoder-decoder the inputs and outputs of attention and of the
+    maxout readout."""
     recurrent, cell = config.table(RecurrentSettings), cell_shape(config)
     c, h, each = config.d_model, recurrent.d_hidden, 1 + recurrent.bidirectional
     kept = cell.gates + cell.states
@@ -270,14 +276,25 @@ def recurrent_activation_bytes(config: ModelConfig, s: int, t: int) -> int:
 
     if not architecture_of(config).translates:
         sizes = [each * width for width in layer_widths(config)]
-        return t * 2 * (layers(c, sizes) + sizes[-1])
+        return t * (2 * (layers(c, sizes) + sizes[-1]) + between_layers_bytes(config, sizes))
     annotation, to_gates, key = source_attention_widths(config)
     again = annotation or h * repeats_context(config)
-    source = s * 2 * layers(c, [each * h] * config.n_encoder_layers)
-    target = t * 2 * (layers(c + again, [h] * config.n_decoder_layers) + c)
+    encoder, decoder = [each * h] * config.n_encoder_layers, [h] * config.n_decoder_layers
+    source = s * (2 * layers(c, encoder) + between_layers_bytes(config, encoder))
+    target = t * (2 * (layers(c + again, decoder) + c) + between_layers_bytes(config, decoder))
     if annotation:  # and the attention weights, in fp32 and in bf16
         source += s * 2 * ((annotation if recurrent.hidden_dropout else 0) + to_gates + key) + s * t * 6
     return source + target + (t * 2 * (h + c + again + 3 * c) if again else 0)
+
+
+def between_layers_bytes(config: ModelConfig, widths: Sequence[int]) -> int:
+    """Return the activation bytes of a token in the feed-forward layers after all recurrent layers but the last, of these
+    widths: what the part keeps, the sigmoid of its output, and the sum, which the next layer reads."""
+    if not config.recurrent_feedforward:
+        return 0
+    part: type[FeedForward] = find("feedforward", config.recurrent_feedforward)
+    inside = (part.activation_bytes(settings_of(part, config), feedforward_config(config, w)) for w in widths[:-1])
+    return sum(inside) + 4 * sum(widths[:-1])
 
 
 def source_attention_widths(config: ModelConfig) -> tuple[int, int, int]:
