@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from regard import model_folder as folders
-from regard.config import Config, ModelConfig
+from regard.config import Config, ModelConfig, TokenizerConfig
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
 from regard.files import exists
@@ -19,6 +19,7 @@ from regard.models.architectures import make_model
 from regard.models.classification_model import ClassificationModel
 from regard.models.initialization import is_made_in_parts
 from regard.models.weights import weights_of
+from regard.tasks.run_config import DEFAULT_SENTINELS
 from regard.terminal import count_progress, progress_bar
 from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -69,6 +70,7 @@ class InitialModel:
                 raise RegardError(
                     f"the model in {self.config.train.init_from} has no tokenizer, so it can read no text"
                 )
+            check_vocabulary_settings(self.config)
             found = self.package.tokenizers
         elif self.config.tokenizer.file:
             found = load_tokenizers(Path(self.config.tokenizer.file))
@@ -112,6 +114,19 @@ class InitialModel:
             found = initialize_embeddings(model, Tokenizers.load(self.folder), self.vectors)
             print_message(f"word vectors of {self.config.train.pretrained_embeddings} begin {found}", self.quiet)
         return model
+
+
+def check_vocabulary_settings(config: Config) -> None:
+    """Refuse settings of a vocabulary that would have no effect, because it is that of the initial model.
+
+    `tokenizer.bpe_dropout` has an effect with any vocabulary. The directions of the data set `tokenizer.language_tokens`,
+    and `tokenizer.positional_unknown` is checked against the vocabulary."""
+    defaults = replace(TokenizerConfig(), n_sentinels=DEFAULT_SENTINELS.get(config.task, 0))
+    for name in ("kind", "vocab_size", "joint", "nfc", "lowercase", "file", "n_sentinels"):
+        if getattr(config.tokenizer, name) != getattr(defaults, name):
+            raise RegardError(
+                f"tokenizer.{name} would do nothing: the vocabulary is that of the model in train.init_from; leave it out"
+            )
 
 
 def load_tokenizers(path: Path) -> Tokenizers:

@@ -16,6 +16,7 @@ from regard.pretrained import resolve_name
 
 # What model.prediction_head is for a task.
 PREDICTION_HEADS = {"classification": "sequence", "regression": "sequence", "tagging": "token"}
+DEFAULT_SENTINELS = {"span-corruption": 100}  # what tokenizer.n_sentinels is for a task where the recipe has none
 
 
 def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
@@ -37,7 +38,7 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
         init_from=_absolute_path(config.train.init_from),
         pretrained_embeddings=_absolute_path(config.train.pretrained_embeddings),
     )
-    n_sentinels = config.tokenizer.n_sentinels or (100 if config.task == "span-corruption" else 0)
+    n_sentinels = config.tokenizer.n_sentinels or DEFAULT_SENTINELS.get(config.task, 0)
     tokenizer = replace(config.tokenizer, n_sentinels=n_sentinels)
     # Vocabulary and classes are those of the data, whatever the recipe or the initial model says.
     head = PREDICTION_HEADS.get(config.task, "none")

@@ -110,7 +110,7 @@ class TranslationJob(Job):
         else:
             given = [pair[0] for pair in pairs], sources, written
             texts = replace_unknown(model, self.tokenizers, self.token_template, options, *given)
-        cased = (lambda text: text.lower()) if self.config.tokenizer.lowercase else str  # as the model can write it
+        cased = str.lower if self.tokenizers.target.lowercases else str  # as the model can write it
         bleu = corpus_bleu(texts, [cased(pair[1]) for pair in pairs], language)
         rows = zip(pairs[: self.config.train.samples], texts, strict=False)
         return bleu, [f"{source}\n    ours {text}\n    ref. {reference}" for (source, reference), text in rows]

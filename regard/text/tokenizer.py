@@ -121,6 +121,12 @@ class Tokenizer:
         """Whether a piece that begins a word has the sign "▁" for the space before it."""
         return isinstance(self._backend.decoder, decoders.Metaspace)
 
+    @property
+    def lowercases(self) -> bool:
+        """Whether texts are lower-cased before they are split into tokens, so that none has a capital letter."""
+        normalizer = self._backend.normalizer
+        return normalizer is not None and "A" not in normalizer.normalize_str("A")
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids; special tokens are skipped."""
         known = self._known(ids)

@@ -18,10 +18,11 @@ from tokens import EOS, MASK, SOS
 import regard
 from regard import model_folder as folders
 from regard.config import Config
+from regard.decode.constraints import Hypothesis
 from regard.errors import RegardError
 from regard.models.weights import weights_of
 from regard.signals import Interrupted
-from regard.tasks import prepare_job
+from regard.tasks import prepare_job, translation
 from regard.tasks.run_config import make_config
 from regard.text.special_tokens import SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizers
@@ -236,6 +237,42 @@ def test_a_model_of_two_vocabularies_is_tuned_and_gone_on_with(tmp_path: Path) -
     regard.resume(tmp_path / "b", quiet=True, train={"steps": 4})
     assert not (tmp_path / "b" / "tokenizer.json").exists()
     assert (tmp_path / "b" / "tokenizer.source.json").exists()
+
+
+def lower_casing_run(folder: Path) -> dict[str, Any]:
+    """Train a translator of one step that lower-cases, and return the settings of a run that starts from it."""
+    rows = ["Anna sees Ben", "Ben sees Carl", "Carl sees Anna", "Anna and Ben see Carl"]
+    (folder / "x.tsv").write_text("".join(f"{row}\t{row}\n" for row in rows * 4))
+    data = {"root": str(folder), "train": ["x.tsv"], "valid": ["x.tsv"]}
+    sizes = {"preset": "transformer-tiny", "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2}
+    train = {"steps": 1, "warmup": 0, "batch_tokens": 64, "device": "cpu", "threads": 1}
+    tokenizer = {"kind": "word", "vocab_size": 40, "lowercase": True}
+    first = {"name": "a", "data": data, "tokenizer": tokenizer, "train": train, "model": sizes}
+    learn(make_config(first, {}), folder / "a")
+    return {"name": "b", "data": data, "train": {**train, "init_from": str(folder / "a")}}
+
+
+def test_validation_compares_lower_cased_references_where_the_vocabulary_of_the_initial_model_lower_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was learned: the translations are replaced by the sources, which are the references but for their case."""
+    settings = lower_casing_run(tmp_path)
+    job = prepare_job(tmp_path / "b", make_config(settings, {}), quiet=True)
+    monkeypatch.setattr(
+        translation, "decode", lambda _, sources, *rest: [[Hypothesis(ids, 0.0, 0.0, True)] for ids in sources]
+    )
+    found = job.validate(job.model.eval(), CPU, torch.float32, lambda: None)
+    assert found.scores["bleu"] == pytest.approx(100)
+
+
+def test_settings_of_a_vocabulary_that_the_initial_model_decides_are_refused(tmp_path: Path) -> None:
+    settings = lower_casing_run(tmp_path)
+    cases = {"kind": "char", "vocab_size": 5000, "joint": False, "nfc": False, "lowercase": True, "n_sentinels": 3}
+    for name, value in {**cases, "file": str(tmp_path / "a")}.items():
+        with pytest.raises(
+            RegardError, match=rf"tokenizer\.{name} would do nothing: .* train\.init_from; leave it out"
+        ):
+            learn(make_config(settings, {f"tokenizer.{name}": value, "model.tie": "decoder"}), tmp_path / "b")
 
 
 def test_the_same_command_goes_on_when_the_model_it_began_with_is_gone(corpora: Path, tmp_path: Path) -> None:

@@ -198,6 +198,14 @@ def test_composed_and_decomposed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_a_tokenizer_knows_whether_it_lower_cases(kind: str, lowercase: bool, tmp_path: Path) -> None:
+    tokenizer = trained(kind, lowercase=lowercase)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    assert tokenizer.lowercases is Tokenizer.load(tmp_path / "tokenizer.json").lowercases is lowercase
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_lower_casing(kind: str) -> None:
     tokenizer = trained(kind, lowercase=True)
     assert tokenizer.encode("MÄDCHEN low") == tokenizer.encode("mädchen LOW")
