@@ -106,9 +106,19 @@ WITH_HEADS = {
     ),
     "roberta-token": make("RobertaForTokenClassification", "RobertaConfig", **roberta, num_labels=3),
 }
+# Their configurations do not tie the head, which these classes do not have.
+BARE_DECODERS = {
+    "gpt2-bare": make("GPT2Model", "GPT2Config", **gpt2, **ends, n_inner=48, tie_word_embeddings=False),
+    "mamba-bare": make("MambaModel", "MambaConfig", **recurrent, state_size=5, tie_word_embeddings=False),
+    "mamba2-bare": make(
+        "Mamba2Model", "Mamba2Config", **recurrent, state_size=10, num_heads=8, head_dim=8, n_groups=2, chunk_size=4
+    ),
+    "rwkv-bare": make("RwkvModel", "RwkvConfig", **recurrent, intermediate_size=56, rescale_every=0, context_length=24),
+}
 BARE = {
     "bert-bare": make("BertModel", "BertConfig", **BERT),
     "roberta-bare": make("RobertaModel", "RobertaConfig", **roberta),
+    **BARE_DECODERS,
 }
 VIT = {
     "vit": make(
@@ -169,6 +179,9 @@ def logits(name: str, peer: Any, package: ModelPackage) -> tuple[Tensor, Tensor]
         return said.logits, package.model(ours, torch.cat([first, ours[:, :3]], 1))
     if name in DECODERS:
         return peer(input_ids=theirs, attention_mask=real.long()).logits[real], package.model(ours)[real]
+    if name in BARE_DECODERS:
+        said = peer(input_ids=theirs, attention_mask=real.long()).last_hidden_state
+        return said[real], package.model.head_input(ours)[real]  # type: ignore[operator]
     types = (torch.arange(theirs.shape[1]) > 5).long().expand_as(theirs) * (package.config.token_types > 1)
     kinds = {} if name == "gpt2-row" else {"token_type_ids": types}  # to GPT-2 they are words
     said = peer(input_ids=theirs, attention_mask=real.long(), **kinds)
