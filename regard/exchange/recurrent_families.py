@@ -182,6 +182,6 @@ RWKV = Family(
     # transformers halves the stream every so many layers in inference, and the weights with it, which changes nothing but
     # the rounding: such folders are read, and 0, which is never, is written.
     extra_settings={"rescale_every": 0},
-    custom_settings=("d_ff", "bias"),
+    custom_settings=("d_ff",),
     derived_settings=no_values,
 )

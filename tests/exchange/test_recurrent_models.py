@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from configured import model_config
+from configured import model_config, replaced
 from peers import CPU, V, imported, stirred, texts
 from torch.func import functional_call
 
@@ -77,3 +77,10 @@ def test_a_hybrid_has_no_family() -> None:
     hybrid = model_config(preset="mamba-tiny", mixer=("mamba", "attention"), **style)
     with pytest.raises(RegardError, match="no family of models elsewhere"):
         match_family(architectures.resolve(hybrid))
+
+
+def test_an_rwkv_without_biases_of_norms_has_no_family() -> None:
+    own = architectures.preset("rwkv-tiny", target_vocab=V)
+    assert match_family(architectures.resolve(own)).model_type == "rwkv"
+    with pytest.raises(RegardError, match="the nearest is RWKV, but bias is False, not True"):
+        match_family(architectures.resolve(replaced(own, bias=False)))
