@@ -570,12 +570,21 @@ class Translator:
         return made
 
     def _phrase(self, words: str, language: str) -> Phrase:
-        """Return words as the tokens that stand for them inside a sentence of this language and at its beginning."""
+        """Return words as the tokens that stand for them inside a sentence of this language and at its beginning.
+
+        Words that the vocabulary cannot spell are refused: a search for `<unk>` would find nothing, or another word."""
+        target = self.tokenizers.target
         before = "，" if language.startswith(UNSPACED) else "x "
-        context, whole = (self.tokenizers.target.encode(text) for text in (before.strip(), before + words))
-        begin = self.tokenizers.target.encode(capitalize_first(words))
+        context, whole = (target.encode(text) for text in (before.strip(), before + words))
+        begin = target.encode(capitalize_first(words))
         inside = whole[len(context) :] if whole[: len(context)] == context else begin
-        return Phrase(tuple(inside), () if inside == begin else tuple(begin))
+        if not inside or target.special.unk in inside:
+            raise RegardError(
+                f"the vocabulary of this model has no tokens for the required words {words!r}: take the term out of the "
+                f"glossary, or write its translation in words that the model knows"
+            )
+        is_spelt = begin != inside and target.special.unk not in begin  # a capital letter may be missing
+        return Phrase(tuple(inside), tuple(begin) if is_spelt else ())
 
     @cached_property
     def _full_stops(self) -> frozenset[int]:
@@ -647,7 +656,11 @@ class Translator:
         return [[next(following) for _ in own] for own in ranked]
 
     def _translation(self, hypotheses: list[Hypothesis], texts: list[str]) -> Translation:
-        """Return the ranked hypotheses of a sentence, given their texts, as its translation."""
+        """Return the ranked hypotheses of a sentence, given their texts, as its translation.
+
+        A search whose constraints leave no hypothesis gives an empty text that did not end, of confidence 0."""
+        if not hypotheses:
+            return Translation("", 0.0, 0.0, (), ended=False, confidence=0.0)
         target = self.tokenizers.target
         ranked = []
         for h, text in zip(hypotheses, texts, strict=True):

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from fake_translator import Fake
-from test_alignment import translator
+from test_alignment import LINES, translator
 
-from regard.inference.translator import Translation
+from regard import inference
+from regard.errors import RegardError
+from regard.inference.translator import Translation, Translator
 from regard.text.alignment import Link
 from regard.text.glossary import Glossary, Term
+from regard.text.tokenizer import Tokenizer, TokenizerConfig, Tokenizers
 
 NOTE = "translated by way of English"
 WORDS = {"Mann": "Man", "Man": "Homme", "Das Pferd": "The horse", "The horse": "Le cheval"}
@@ -123,6 +126,41 @@ def test_required_words_are_in_the_output_of_any_model(kind: str) -> None:
     glossary = Glossary({"apple": "Apfel"})
     assert "Apfel" in model.translate("a red apple", glossary=glossary).text
     assert model.translate("the man", glossary=glossary) == model.translate("the man")
+
+
+def with_vocabulary(kind: str) -> Translator:
+    """Return an untrained model whose vocabulary has the characters, or the words, of the training lines alone."""
+    tokens = Tokenizer.train(LINES, TokenizerConfig(kind=kind, vocab_size=300, lowercase=True))
+    model = translator(source_vocab=len(tokens), target_vocab=len(tokens))
+    model.tokenizers = Tokenizers(tokens, tokens)
+    return model
+
+
+@pytest.mark.parametrize(("kind", "term"), [("bpe", "Apfel™"), ("word", "Fernseher"), ("char", "™")])
+def test_a_term_that_the_vocabulary_cannot_spell_is_refused_by_name(kind: str, term: str) -> None:
+    model = with_vocabulary(kind)
+    with pytest.raises(
+        RegardError, match=f"no tokens for the required words '{term}': take the term out of the glossary"
+    ):
+        model.translate(["the man", "a red apple"], glossary={"apple": term})
+    assert model.translate("the man", glossary={"apple": term}) == model.translate("the man")
+    with pytest.raises(RegardError, match=f"'{term}'"):
+        model.translate_sentences(["the man"], force_words=[[term]])
+
+
+def test_a_term_whose_capital_letter_the_vocabulary_lacks_is_written_with_its_small_letter_everywhere() -> None:
+    tokens = Tokenizer.train(["der rote apfel", "das haus"], TokenizerConfig(kind="char", vocab_size=60))
+    model = translator(source_vocab=len(tokens), target_vocab=len(tokens))
+    model.tokenizers = Tokenizers(tokens, tokens)
+    assert "apfel" in model.translate_sentences(["das haus"], force_words=[["apfel"]])[0].text
+
+
+def test_a_search_without_a_result_is_an_empty_translation_that_did_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = translator()
+    monkeypatch.setattr(inference.translator, "decode_constrained", lambda model, sources, *rest: [[] for _ in sources])
+    found = model.translate_sentences(["the man", "a red apple"], force_words=[["Mann"], []])
+    assert (found[0].text, found[0].ended, found[0].confidence) == ("", False, 0.0)
+    assert found[1] == model.translate_sentences(["a red apple"])[0]
 
 
 def test_no_ngram_of_tokens_is_repeated_where_that_is_asked_for() -> None:
