@@ -156,8 +156,8 @@ def make_blocks(config: ModelConfig, n: int, side: str, causal: bool, crosses: b
 
 
 def part_at(kind: str, config: ModelConfig, place: Place) -> tuple[str, ModelConfig, Place]:
-    """Return the name of the mixer or feed-forward layer of block `place.index`, the configuration, and the place
-    counted among parts of that name."""
+    """Return the name of the mixer or feed-forward layer of block `place.index`, the configuration, and the place with the
+    number of the block as its depth, counted among parts of that name."""
     listed: tuple[str, ...] = getattr(config, kind)
     names = [listed[i % len(listed)] for i in range(place.index + 1)]
-    return names[-1], config, replace(place, index=names.count(names[-1]) - 1)
+    return names[-1], config, replace(place, index=names.count(names[-1]) - 1, depth=place.index)

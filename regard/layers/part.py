@@ -29,6 +29,7 @@ class Place:
     side: str  # encoder, decoder, or cross for what lies between them
     index: int = 0  # counts parts of the same name on this side, from 0
     causal: bool = False  # tokens see only themselves and earlier ones
+    depth: int = 0  # counts the blocks of this side, from 0
 
 
 @dataclass(frozen=True)

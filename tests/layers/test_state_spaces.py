@@ -190,6 +190,28 @@ def test_initial_step_sizes_lie_between_their_limits() -> None:
     torch.testing.assert_close(mixer.A_log.exp(), torch.arange(1.0, 17.0).expand(24, -1))
 
 
+def test_rwkv_begins_by_the_number_of_its_block_in_a_hybrid_too() -> None:
+    """The formulas of the paper by hand, in fp64: block l of L has the ratios l / (L - 1) and 1 - l / L."""
+    width, layers = 12, 5
+    alternating = {"mixer": ("attention", "rwkv"), "feedforward": ("dense", "rwkv-channel-mix"), "n_heads": 2}
+    settings = {**SMALL, **RWKV, **alternating, "n_decoder_layers": layers}
+    blocks: Any = make_model(model_config(**settings)).decoder.blocks
+    channel = torch.arange(width, dtype=torch.float64)
+    for block in (1, 3):
+        ratio, left = block / (layers - 1), 1 - block / layers
+        mixer, channels = blocks[block].sublayers["self"], blocks[block].sublayers["ff"]
+        wanted = {
+            "decay": -5 + 8 * (channel / (width - 1)) ** (0.7 + 1.3 * ratio),
+            "mix_k": (channel / width) ** left,
+            "mix_v": (channel / width) ** left + 0.3 * ratio,
+            "mix_r": (channel / width) ** (left / 2),
+        }
+        for name, values in wanted.items():
+            torch.testing.assert_close(getattr(mixer, name).double(), values, atol=1e-6, rtol=1e-6)
+        for name in ("mix_k", "mix_r"):
+            torch.testing.assert_close(getattr(channels, name).double(), wanted["mix_k"], atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "limited"),
     [

@@ -67,7 +67,7 @@ class TimeMix(Mixer):
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
         width = self.width = config.d_model
-        self.depth = place.index, max(config.n_decoder_layers, place.index + 1)
+        self.depth = place.depth, max(config.n_decoder_layers, place.depth + 1)
         self.key, self.value, self.receptance, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.decay, self.bonus, self.mix_k, self.mix_v, self.mix_r = (
             nn.Parameter(torch.empty(width)) for _ in range(5)
@@ -76,9 +76,9 @@ class TimeMix(Mixer):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Give the channels different decays and shares of the token before, by the depth of the layer."""
-        index, layers = self.depth
-        ratio, left = index / max(1, layers - 1), 1 - index / layers
+        """Give the channels different decays and shares of the token before, by the number of the block."""
+        depth, layers = self.depth
+        ratio, left = depth / max(1, layers - 1), 1 - depth / layers
         channel = torch.arange(self.width, device=self.decay.device)
         self.decay.copy_(-5 + 8 * (channel / max(1, self.width - 1)) ** (0.7 + 1.3 * ratio))
         self.bonus.copy_(torch.tensor(0.3).log() + 0.5 * ((channel + 1) % 3 - 1))
@@ -146,7 +146,7 @@ class ChannelMix(FeedForward):
     def __init__(self, settings: Any, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
         width = self.width = config.d_model
-        self.left = 1 - place.index / max(config.n_decoder_layers, place.index + 1)
+        self.left = 1 - place.depth / max(config.n_decoder_layers, place.depth + 1)
         self.inner = nn.Linear(width, config.d_ff, bias=False)
         self.outer = nn.Linear(config.d_ff, width, bias=False)
         self.receptance = nn.Linear(width, width, bias=False)
@@ -156,7 +156,7 @@ class ChannelMix(FeedForward):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Give the channels different shares of the token before, by the depth of the layer."""
+        """Give the channels different shares of the token before, by the number of the block."""
         for share in (self.mix_k, self.mix_r):
             share.copy_(shares(self.width, self.left, share.device))
 
