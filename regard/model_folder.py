@@ -30,6 +30,7 @@ from regard.config.recipes import build, fields_of, format_value, to_dict
 from regard.config.schema import TASKS
 from regard.errors import RegardError
 from regard.files import atomic_folder, check_regular, exists, find_damage, read_json, refuse_pickle
+from regard.layers.part import full_precision_parameters
 from regard.layers.quantization import convert_weights, is_quantized
 from regard.models.architectures import architecture_of, make_model, resolve
 from regard.models.sizes import DERIVED
@@ -110,7 +111,9 @@ def save(folder: Path, package: ModelPackage, card: str, small: bool = False, ow
         if package.languages:
             (draft / LANGUAGES).write_text(json.dumps(package.languages, ensure_ascii=False), encoding="utf-8")
         weights = {k: v.cpu() for k, v in weights_of(package.model).items()}
-        weights = quantize_weights(weights) if small else weights
+        if small:
+            kept = full_precision_parameters(package.model)
+            weights = quantize_weights(weights, {name for name, p in package.model.named_parameters() if p in kept})
         save_file({k: v.contiguous() for k, v in weights.items()}, draft / "model.safetensors")
 
 

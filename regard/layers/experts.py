@@ -152,6 +152,7 @@ class Experts(FeedForward):
     )
     drops_tokens: bool = False  # an expert takes only so many tokens of a text
     observed: ClassVar[dict[str, str]] = {"experts": "gates"}
+    full_precision: ClassVar[tuple[str, ...]] = ("router",)
     load: Tensor
     no_loss: Tensor
 
@@ -285,9 +286,14 @@ def expert_loads(model: nn.Module) -> list[Tensor]:
     return [part.load for part in model.modules() if isinstance(part, Experts)]
 
 
-def summarize_loads(loads: Sequence[Tensor]) -> dict[str, Any]:
+def limited_layers(model: nn.Module) -> list[bool]:
+    """Return whether each mixture of experts, in the order of `expert_loads`, drops tokens over a capacity."""
+    return [part.drops_tokens for part in model.modules() if isinstance(part, Experts)]
+
+
+def summarize_loads(loads: Sequence[Tensor], limited: Sequence[bool]) -> dict[str, Any]:
     """Return the metrics of the loads of all layers: the busiest and the idlest expert, 1 = as many tokens as the mean of
-    its layer, the busiest of each layer, and the share of dropped tokens."""
+    its layer, the busiest of each layer, and the share of dropped tokens in the layers that are `limited`."""
     found = [load.double().tolist() for load in loads]
     means = [max(sum(tokens) / len(tokens), 1e-9) for *tokens, _ in found]
     busiest = [max(tokens) / mean for (*tokens, _), mean in zip(found, means, strict=True)]
@@ -296,7 +302,8 @@ def summarize_loads(loads: Sequence[Tensor]) -> dict[str, Any]:
         "expert_load_max": max(busiest),
         "expert_load_min": min(idlest),
         "expert_load_by_layer": [round(x, 4) for x in busiest],
-        "dropped_tokens": sum(row[-1] for row in found) / max(1.0, sum(map(sum, found))),
+        "dropped_tokens": sum(row[-1] for row in found)
+        / max(1.0, sum(sum(row) for row, drops in zip(found, limited, strict=True) if drops)),
     }
 
 
@@ -321,6 +328,7 @@ class NoisyExperts(Experts):
         load: float = setting(0.01, "weight of CV^2 of the expected numbers of tokens by expert")
 
     random = True
+    full_precision = ("router", "noise")
 
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
@@ -426,7 +434,7 @@ class Switch(Experts):
         factor = self.factors[self.training]
         if ctx.apply is not apply_step and (self.capacity or factor):
             number, length = count_in_texts(chosen.view(ctx.positions.shape), self.experts, ctx.positions)
-            capacity = self.capacity or (factor * length / self.experts).ceil()
+            capacity = self.capacity or (factor * length.double() / self.experts).ceil()
             chosen = torch.where((number < capacity).view_as(chosen), chosen, self.experts)
         return Routing(chosen, weight, loss)
 

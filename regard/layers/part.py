@@ -46,8 +46,9 @@ class Part(nn.Module):
     kind: ClassVar[str]
     name: ClassVar[str]
     Settings: ClassVar[type] = NoSettings  # a frozen dataclass whose fields are made with `registry.setting`
-    tensor_parallel: ClassVar[dict[str, str]] = {}  # child or parameter -> "column", "row" or "expert"; else replicated
+    tensor_parallel: ClassVar[dict[str, str]] = {}  # child or parameter -> "column" or "row"; else replicated
     no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters without weight decay
+    full_precision: ClassVar[tuple[str, ...]] = ()  # own parameters that stay fp32 where weights are in bf16, fp16 or int8
     random: bool = False  # draws random numbers in training by something other than nn.Dropout
     observed: ClassVar[dict[str, str]] = {}  # name -> child whose input `look.record` stores under this name
 
@@ -90,6 +91,13 @@ class Part(nn.Module):
     def describe(self, n: int = 64) -> tuple[Curves | Matrix, ...]:
         """Return curves and matrices that show the effect of the part on n tokens; `regard look` draws them."""
         return ()
+
+
+def full_precision_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters whose parts declare that they stay in fp32."""
+    return {
+        part.get_parameter(name) for part in model.modules() if isinstance(part, Part) for name in part.full_precision
+    }
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import LARGE_MATRIX_BYTES, large_matmul
 from regard.layers.embedding import Head
+from regard.layers.part import full_precision_parameters
 from regard.layers.positions.scheme import PositionScheme
 
 
@@ -158,8 +159,10 @@ def convert_weights(model: nn.Module, weights: str, device: torch.device) -> nn.
             return quantize_model(model, weights)
         make_column_major(model)
     elif weights == "bf16" or (weights == "auto" and hasattr(model, "step")):
+        exact = full_precision_parameters(model)
         for parameter in model.parameters():  # buffers stay fp32: rotary angles need the precision
-            parameter.data = parameter.data.bfloat16()
+            if parameter not in exact:
+                parameter.data = parameter.data.bfloat16()
     elif weights in QUANTIZED_LINEAR:
         raise RegardError(f"weights in {weights} are for CPUs: use bf16 or fp32, or --device cpu")
     return model

@@ -6,7 +6,7 @@ layers/quantization.py; `load_quantized` hands the stored rows and scales over t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,15 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 SCALE_SUFFIX = ".step"  # ends the stored name of the scales (rows, 1) of an int8 matrix: its quantization step
 
 
-def quantize_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Quantize matrices to int8, symmetrically and with a scale for each row; convert other tensors to fp16."""
+def quantize_weights(tensors: Mapping[str, Tensor], exact: Collection[str] = ()) -> dict[str, Tensor]:
+    """Quantize matrices to int8, symmetrically and with a scale for each row; convert other tensors to fp16.
+
+    Tensors that are named in `exact` are left as they are."""
     made: dict[str, Tensor] = {}
     for name, x in tensors.items():
-        if x.ndim == 2:
+        if name in exact:
+            made[name] = x
+        elif x.ndim == 2:
             scale = (x.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12).float()  # (rows, 1)
             made |= {name: (x / scale).round().to(torch.int8), name + SCALE_SUFFIX: scale}
         else:

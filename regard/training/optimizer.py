@@ -57,10 +57,14 @@ def prepare_model(model: nn.Module, config: TrainConfig) -> None:
         and config.compile
         and any(stack.random for stack in stacks)
     ):
+        drawing = {part.name for stack in stacks for part in stack.modules() if isinstance(part, Part) and part.random}
+        other = ""
+        if drawing <= {"switch"}:
+            other = ", or model.dropout, model.attention_dropout" + ", model.switch.jitter" * bool(drawing)
+            other += " and model.ff_dropout to 0"
         raise RegardError(
-            "train.activation_checkpointing with dropout cannot be captured in a CUDA graph, where a step's random numbers "
-            "are drawn only once: "
-            "set model.dropout, model.attention_dropout and model.ff_dropout to 0, or train.compile to false"
+            f"train.activation_checkpointing with {' and '.join(sorted(drawing)) or 'dropout'} cannot be captured in a CUDA "
+            f"graph, where a step's random numbers are drawn only once: set train.compile to false{other}"
         )
     for stack in stacks:
         stack.activation_checkpointing = config.activation_checkpointing

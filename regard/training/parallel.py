@@ -34,7 +34,7 @@ from regard.config import TrainConfig
 from regard.data.batches import Batch
 from regard.device import pick_device
 from regard.errors import RegardError
-from regard.layers.part import Part
+from regard.layers.part import Mixer, Part
 from regard.layers.stack import Stack
 from regard.models.initialization import materialize_part
 from regard.process_rank import Rank, current_rank
@@ -237,6 +237,9 @@ class Ranks(SingleProcess):
         blocks = {block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks}
         for path, block in [(path, module) for path, module in model.named_modules() if module in blocks]:
             materialize_part(model, path, "cpu")  # a block at a time is whole in memory
+            for part in block.modules():  # a group of its own is not rounded
+                if isinstance(part, Mixer) and part.full_precision:
+                    fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy())
             fully_shard(block, mesh=mesh, mp_policy=policy)
         materialize_part(model, "", "cpu")
         fully_shard(objective, mesh=mesh, mp_policy=policy)

@@ -18,17 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.hashing import UINT32_MAX, hash_bits
+from regard.layers.part import full_precision_parameters
 from regard.layers.positions.scheme import PositionScheme
 
 BF16 = torch.bfloat16
 
 
 def weights_to_bf16(model: nn.Module) -> None:
-    """Convert all weights of a model to bf16 in place, except those of norms and positions."""
+    """Convert all weights of a model to bf16 in place, except those of norms and positions, and what parts keep in fp32."""
     exact = (PositionScheme, nn.LayerNorm, nn.RMSNorm)
-    kept = {id(p) for module in model.modules() if isinstance(module, exact) for p in module.parameters()}
+    kept = {p for module in model.modules() if isinstance(module, exact) for p in module.parameters()}
+    kept |= full_precision_parameters(model)
     for p in model.parameters():
-        if id(p) not in kept:
+        if p not in kept:
             p.data = p.data.to(BF16)
 
 

@@ -226,7 +226,7 @@ class Trainer:
         total = self.ranks.add_up(torch.cat(loads))
         for load in loads:
             load.zero_()
-        return summarize_loads(total.split([len(load) for load in loads]))
+        return summarize_loads(total.split([len(load) for load in loads]), self.training_step.limited_layers)
 
     def _compare_ranks(self) -> dict[str, float]:
         """Return how much of the time since the last line the processes waited for each other, and name a slow one."""

@@ -18,7 +18,7 @@ from regard.data.batches import Batch
 from regard.device import autocast
 from regard.kernels.cuda_graph import GraphedCallable
 from regard.layers.cells import Cell
-from regard.layers.experts import expert_loads
+from regard.layers.experts import expert_loads, limited_layers
 from regard.layers.hooks import is_observed
 from regard.layers.recurrent_attention import AttentionCell
 from regard.layers.stack import Stack
@@ -72,6 +72,7 @@ class TrainingStep:
         self.has_auxiliary = any(getattr(module, "auxiliary", False) is True for module in objective.model.modules())
         self.auxiliary = torch.zeros((), device=device)  # the auxiliary loss of the last batch
         self.expert_loads = expert_loads(objective.model)  # over steps; the trainer reads and resets them
+        self.limited_layers = limited_layers(objective.model)
         if self.is_graphed:
             self.graphed_forward_backward = GraphedCallable(self._forward_backward)
             self.graphed_update = GraphedCallable(self._update)

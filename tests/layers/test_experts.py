@@ -332,9 +332,7 @@ def test_parameters_and_flops_are_those_of_the_formula(name: str, architecture: 
 
 def test_active_parameters_of_an_image_are_those_of_one_token() -> None:
     """With 4 experts and with 8, of which 2 are chosen, they differ by the router alone."""
-    few, many = (
-        Cost(preset("vit-tiny", n_classes=10, feedforward="mixtral", mixtral={"experts": n})) for n in (4, 8)
-    )
+    few, many = (Cost(preset("vit-tiny", n_classes=10, feedforward="mixtral", mixtral={"experts": n})) for n in (4, 8))
     assert many.active - few.active == few.blocks * 4 * few.config.d_model
     dense = Cost(preset("vit-tiny", n_classes=10, feedforward="gated", bias=False))
     assert few.active - dense.active == few.blocks * (3 * few.config.d_model * few.config.d_ff + 4 * few.config.d_model)
@@ -420,11 +418,24 @@ def test_loads_count_real_tokens_in_training_alone() -> None:
 
 
 def test_metrics_of_loads() -> None:
-    found = summarize_loads([torch.tensor([10.0, 30.0, 0.0]), torch.tensor([15.0, 20.0, 25.0, 20.0])])
+    loads = [torch.tensor([10.0, 30.0, 0.0]), torch.tensor([15.0, 20.0, 25.0, 20.0])]
+    found = summarize_loads(loads, [True, True])
     assert found["expert_load_max"] == 1.5
     assert found["expert_load_min"] == 0.5
     assert found["expert_load_by_layer"] == [1.5, 1.25]
     assert found["dropped_tokens"] == 20 / 120
+    assert summarize_loads(loads, [False, True])["dropped_tokens"] == 20 / 80  # the first layer drops none
+    assert summarize_loads(loads[:1], [False])["dropped_tokens"] == 0
+
+
+def test_the_capacity_is_rounded_up_from_the_exact_product() -> None:
+    """1.2 * 25 / 5 is 6, and in fp32 a little more, which would be rounded up to 7."""
+    settings = {"switch.capacity_factor": 1.2, "switch.eval_capacity_factor": 1.2, "switch.experts": 5}
+    part = layer("switch", **settings).eval().float()
+    with torch.no_grad():
+        part.router.zero_()  # all tokens choose the same expert
+    chosen = part.route(torch.ones(25, C), torch.ones(25, dtype=torch.bool), context(25)).chosen
+    assert (chosen < 5).sum() == 6
 
 
 def test_int8_leaves_experts_and_router_in_fp32() -> None:

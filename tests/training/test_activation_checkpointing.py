@@ -136,7 +136,23 @@ def test_captured_dropout_is_refused(drop: str) -> None:
         net.there, net.model = there, transformer(**{drop: p})
         config = TrainConfig(activation_checkpointing=True, compile=compile)
         if refused:
-            with pytest.raises(RegardError, match=r"dropout .* to 0, or train.compile to false"):
+            with pytest.raises(RegardError, match=r"with dropout .*compile to false, or model\.dropout.* to 0$"):
                 prepare_model(net, config)
         else:
             prepare_model(net, config)
+
+
+@pytest.mark.parametrize(
+    ("part", "advice"),
+    [
+        ("noisy-experts", r"with noisy-experts .*compile to false$"),
+        ("switch", r"with switch .*model\.switch\.jitter .*to 0$"),
+    ],
+)
+def test_parts_that_draw_random_numbers_are_named(part: str, advice: str) -> None:
+    with FakeTensorMode():
+        there = nn.Parameter(torch.empty(1, device="cuda"))
+    net = nn.Module()
+    net.there, net.model = there, transformer(feedforward=part, bias=False)
+    with pytest.raises(RegardError, match=advice):
+        prepare_model(net, TrainConfig(activation_checkpointing=True))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from regard.layers.embedding import Head
+from regard.layers.part import full_precision_parameters
 from regard.layers.positions.scheme import PositionScheme
 from regard.layers.quantization import LargeLinear
 from regard.layers.stack import Stack
@@ -54,7 +55,8 @@ class StepModel:
         for _, part in self.model.named_modules():
             if isinstance(part, Stack):
                 part.activation_checkpointing = False
-        self.autocast = any(p.dtype != dtype and p.is_floating_point() for p in model.parameters())
+        exact = full_precision_parameters(model)
+        self.autocast = any(p.dtype != dtype and p.is_floating_point() and p not in exact for p in model.parameters())
 
     def _converted(self, parameter: Tensor) -> Tensor:
         if parameter.dtype == self.dtype and parameter.is_contiguous():

@@ -67,7 +67,7 @@ class S4(StateSpaceLayer):
         dt_min: float = setting(0.001, "smallest initial step size", above=0)
         dt_max: float = setting(0.1, "largest initial step size", above=0)
 
-    no_decay = ("log_dt", "log_decay", "frequency", "rank_one", "inputs")
+    no_decay = full_precision = ("log_dt", "log_decay", "frequency", "rank_one", "inputs")
 
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)

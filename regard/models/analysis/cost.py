@@ -67,7 +67,8 @@ class Cost:
     def active(self) -> int:
         """The number of weights that a token is multiplied with: in a mixture of experts not all of them."""
         once, each = self.token.weights(), Counter[nn.Parameter]()
-        if "images" in forward_arguments(self.model):  # a patch more, for the weights that are not applied once to an image
+        if "images" in forward_arguments(self.model):
+            # The FLOPs of one patch more, 0 for weights that are applied once to an image.
             each = Counter(count(self.model, *meta_inputs(self.model, 1, 3, 3)).weights()) - Counter(once)
         return sum(min(p.numel(), (each[p] or flops) // 2) for p, flops in once.items())
 

@@ -36,7 +36,7 @@ from regard.config.registry import find
 from regard.errors import RegardError
 from regard.layers.embedding import Embedding
 from regard.layers.mixers.attention import CrossAttention
-from regard.layers.part import FeedForward, Part, settings_of
+from regard.layers.part import FeedForward, Part, full_precision_parameters, settings_of
 from regard.layers.positions.scheme import PositionScheme
 from regard.layers.stack import Stack
 from regard.models.analysis.cost import (
@@ -182,7 +182,7 @@ class ParameterFacts(NamedTuple):
 
     shape: tuple[int, ...]
     block: int  # its block, counted over all stacks; -1 outside of blocks
-    cut: str  # column, row or expert; "" where tensor parallelism replicates it
+    cut: str  # column or row; "" where tensor parallelism replicates it
     is_exact: bool  # stays fp32 where train.param_dtype is bf16
     is_multiplied: bool  # in a matrix product, so that autocast makes a copy of it
     is_head: bool  # the output matrix, of a loss that is computed in chunks
@@ -190,7 +190,7 @@ class ParameterFacts(NamedTuple):
 
     def local_shape(self, tensor: int) -> tuple[int, ...]:
         """Return the shape on one tensor-parallel rank."""
-        axis = {"column": 0, "expert": 0, "row": 1}.get(self.cut)
+        axis = {"column": 0, "row": 1}.get(self.cut)
         return tuple(n // tensor if i == axis else n for i, n in enumerate(self.shape))
 
 
@@ -329,7 +329,8 @@ class ScalingPlanner:
         blocks = [block for stack in self.stacks for block in stack.blocks]
         block_of = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
         exact = (PositionScheme, nn.LayerNorm, nn.RMSNorm)  # as in training/stochastic_rounding.py
-        kept_exact = {id(p) for module in modules if isinstance(module, exact) for p in module.parameters()}
+        kept_exact = {p for module in modules if isinstance(module, exact) for p in module.parameters()}
+        kept_exact |= full_precision_parameters(model)
         embedded = {id(module.weight) for module in modules if isinstance(module, Embedding)}
         multiplied = {id(p) for p in self.cost.token.weights()}
         chunked = not self.kind.gives_classes(self.config)
@@ -339,7 +340,7 @@ class ScalingPlanner:
                 tuple(p.shape),
                 block_of.get(id(p), -1),
                 cuts.get(id(p), ""),
-                id(p) in kept_exact,
+                p in kept_exact,
                 id(p) in multiplied,
                 id(p) == head,
                 id(p) in embedded,
@@ -500,8 +501,8 @@ class ScalingPlanner:
             for part in (part for block in stack.blocks for part in block.get_submodule("sublayers").children()):
                 for name, kind in getattr(part, "tensor_parallel", {}).items():
                     reads_memory = isinstance(part, CrossAttention) and name == "kv"
-                    forward += [tokens] * (kind in ("row", "expert"))
-                    backward += [s if reads_memory else tokens] * (kind in ("column", "expert"))
+                    forward += [tokens] * (kind == "row")
+                    backward += [s if reads_memory else tokens] * (kind == "column")
         return sum(forward), sum(backward), len(forward), len(backward)
 
     def predict_step(self, mesh: MeshShape, work: Workload) -> StepPrediction:
