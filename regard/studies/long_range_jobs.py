@@ -264,7 +264,7 @@ def train_once(job: LongRangeJob, lr: float, device: torch.device, dtype: torch.
 
 
 def train_on_text(job: LongRangeJob, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Train a character model as `regard train shakespeare-char` does; return its validation losses and the lowest of them."""
+    """Train a character model as `regard train shakespeare-char` does; return its validation losses and the lowest."""
     s, task = job.settings, make_task(job)
     torch.manual_seed(s.seed)
     config = make_model_config(job.system, task.vocab, s.text_width, text_sizes(s), s.length)

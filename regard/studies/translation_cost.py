@@ -8,6 +8,7 @@ training, not estimated from time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from regard.device import pick_device
-from regard.files import disk_errors, write_text
+from regard.files import disk_errors, read_json, write_text
 from regard.inference.translator import Translator
 from regard.metrics.translation_scores import score_translations
 from regard.studies.job_pool import choose, describe_setting
@@ -88,11 +89,10 @@ def study(
                 rows[name][key] += rows[first][key]
             rows[name]["curve"] = []  # its loss is another one
     for name, (members, options) in DECODED.items():
-        if name not in wanted:
-            continue
-        print_message(f"{name}: translating")
-        runs = [translators_folder(out, quick) / member for member in members]
-        rows[name] = decode_row(runs, [rows[member] for member in members], splits, options, device, quick)
+        if name in wanted:
+            translations = decode(name, found, splits, out, options, device, quick)
+            costs = {key: sum(rows[member][key] for member in members) for key in KEPT if key != "curve"}
+            rows[name] = costs | {"curve": []} | score_row(translations, splits)
     where = describe_setting(str(pick_device(device)), quick)
     results = {"setting": where | {"jobs": jobs}, "rows": rows}
     write_text(out / "results.json", json.dumps(results, indent=1))
@@ -114,20 +114,31 @@ def make_row(found: Mapping[str, Any], splits: Mapping[str, list[Pair]]) -> dict
     return {key: found[key] for key in KEPT} | score_row(translations, splits)
 
 
-def decode_row(
-    runs: list[Path],
-    members: list[dict[str, Any]],
+def decode(
+    name: str,
+    found: Mapping[str, Mapping[str, Any]],
     splits: Mapping[str, list[Pair]],
+    out: Path,
     options: Mapping[str, Any],
     device: str,
     quick: bool,
-) -> dict[str, Any]:
-    """Return the row of trained models that translate together, or with other options: the sums of their costs."""
-    translator = Translator.load(runs if len(runs) > 1 else runs[0], device)
+) -> dict[str, list[str]]:
+    """Return the translations by trained models together, or by other options; they are kept in a file beside the models."""
+    members, folder = DECODED[name][0], translators_folder(out, quick)
     options = {**options, **({"mbr": 4} if quick and "mbr" in options else {})}
-    translations = {name: translate_pairs(translator, pairs, **options) for name, pairs in splits.items()}
-    costs = {key: sum(member[key] for member in members) for key in KEPT if key != "curve"}
-    return costs | {"curve": []} | score_row(translations, splits)
+    identity, file = (
+        {"models": [found[member]["of"] for member in members], "options": options},
+        folder / f"{name}.json",
+    )
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if (kept := read_json(file))["of"] == identity:
+            return dict(kept["translations"])
+    print_message(f"{name}: translating")
+    runs = [folder / member for member in members]
+    translator = Translator.load(runs if len(runs) > 1 else runs[0], device)
+    translations = {split: translate_pairs(translator, pairs, **options) for split, pairs in splits.items()}
+    write_text(file, json.dumps({"of": identity, "translations": translations}, indent=1, ensure_ascii=False))
+    return translations
 
 
 def score_row(translations: Mapping[str, list[str]], splits: Mapping[str, list[Pair]]) -> dict[str, float]:
@@ -173,31 +184,39 @@ def plot_results(rows: Rows) -> Figure:
     return figure
 
 
-def is_repetition(name: str) -> bool:
-    """Return whether a model differs from another one by its seed alone; the figure shows one of them."""
-    return "-seed-" in name or name in WIDE[1:]
+def seeds_of(name: str, rows: Rows) -> list[Mapping[str, Any]]:
+    """Return the rows of a model and of those that differ from it by their seed alone; none for one of the latter."""
+    if "-seed-" in name or name in WIDE[1:]:
+        return []
+    names = WIDE if name == WIDE[0] else seeds(name)
+    return [rows[each] for each in names if each in rows]
 
 
 def plot_bleu(axes: Axes, rows: Rows) -> None:
-    """Plot the BLEU of each model against its training FLOPs."""
-    for name, found in rows.items():
-        if is_repetition(name):
+    """Plot the BLEU of each model against its training FLOPs: the mean over seeds, and a bar from the least to the most."""
+    for name in rows:
+        if not (found := seeds_of(name, rows)):
             continue
+        scores = [row["bleu_tokenized"] for row in found]
+        mean, flops = sum(scores) / len(scores), sum(row["flops"] for row in found) / len(found)
+        spread = [[mean - min(scores)], [max(scores) - mean]] if len(found) > 1 else None
+        title = TITLES[name].removesuffix(", seed 1") + (f", {len(found)} seeds" if len(found) > 1 else "")
         style: dict[str, Any] = {
             "color": COLOURS[name],
             "marker": MARKERS.get(name, "o"),
             "markersize": 9,
             "linestyle": "",
         }
-        axes.plot(found["flops"], found["bleu_tokenized"], label=TITLES[name], **style)
+        axes.errorbar(flops, mean, yerr=spread, capsize=3, label=title, **style)
     axes.set(title="After training", ylabel="BLEU, tokenized, lower-cased")
     axes.margins(0.15)
     axes.legend(fontsize="x-small")
 
 
 def plot_losses(axes: Axes, rows: Rows) -> None:
+    """Plot the validation loss of one seed of each model that has the common vocabulary: Deep-Att has words."""
     for name, found in rows.items():
-        if is_repetition(name) or not found["curve"]:
+        if not seeds_of(name, rows) or not found["curve"] or name.startswith("deep-att"):
             continue
         at, losses = zip(*((point["flops"], point["loss"]) for point in found["curve"]), strict=True)
         axes.plot(at, losses, marker=".", color=COLOURS[name])

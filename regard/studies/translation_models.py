@@ -111,17 +111,18 @@ MODELS |= {
     for n in (1, 2)  # the recipes have seed 0
 }
 REWARD: Values = {  # fine-tuning on a reward: a model has the sizes and the vocabulary of the one that it starts from
-    "model": {"max_len": 256, "dropout": 0.0, "attention_dropout": 0.0, "ff_dropout": 0.0},
+    # Without dropout, so that what is scored is what was sampled.
+    "model": {"max_len": 256, "dropout": 0.0},
     "train": {
         **{"objective": "reward", "steps": 400, "batch_tokens": 2048, "lr": 2e-4, "schedule": "constant", "warmup": 50},
         **{"label_smoothing": 0.0, "save_every": 100, "average": 4},
     },
     "decode": {"beam": 5, "max_len_a": 1.5, "max_len_b": 10},
 }
-MODELS |= {
-    **{"reward": REWARD, "gnmt-reward": REWARD},
-    **{f"gnmt-reward-seed-{n}": merge_settings(REWARD, {"train": {"seed": n}}) for n in (1, 2)},
-}
+UNDROPPED = {"recurrent": {"hidden_dropout": 0.0, "output_dropout": 0.0, "weight_dropout": 0.0}}
+MODELS |= {"reward": merge_settings(REWARD, {"model": {"attention_dropout": 0.0, "ff_dropout": 0.0}})}
+MODELS |= {"gnmt-reward": merge_settings(REWARD, {"model": UNDROPPED})}
+MODELS |= {f"gnmt-reward-seed-{n}": merge_settings(MODELS["gnmt-reward"], {"train": {"seed": n}}) for n in (1, 2)}
 STARTS_FROM = {  # models that begin with the weights of another one
     **{"reward": "transformer", "gnmt-reward": "gnmt"},
     **{f"gnmt-reward-seed-{n}": f"gnmt-seed-{n}" for n in (1, 2)},

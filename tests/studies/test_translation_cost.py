@@ -173,7 +173,8 @@ def test_studies_side_by_side_share_what_they_train(
     told = capsys.readouterr().err
     assert "done before, with the same settings: rnnsearch, transformer" in told
     assert "rnnenc: started" in told
-    monkeypatch.setattr("regard.studies.job_pool.try_job", None)  # nothing can be started
+    monkeypatch.setattr("regard.studies.job_pool.try_job", None)  # nothing can be started, nor translated again
+    monkeypatch.setattr(translation_cost, "Translator", None)
     translation_cost.study(tmp_path / "cost", data, device="cpu", quick=True)
     assert json.loads((out / "results.json").read_text())["rows"] == results["rows"]
 
@@ -183,6 +184,19 @@ def test_chosen_systems_bring_what_they_are_made_of() -> None:
     expected = {"gnmt-ensemble", *SEEDS["gnmt-reward"], *SEEDS["gnmt"]}
     assert translation_cost.with_parts(["gnmt-ensemble"]) == expected
     assert translation_cost.with_parts(ROWS) == set(ROWS)
+
+
+def test_the_figure_shows_the_mean_over_seeds_and_losses_of_the_common_vocabulary() -> None:
+    point = {"curve": [{"step": 1, "flops": 5, "loss": 3.0}, {"step": 2, "flops": 10, "loss": 2.0}], "flops": 10}
+    names = (*SEEDS["convs2s"], "deep-att", "lstm")
+    rows = {name: {**point, "bleu_tokenized": 40.0 + i} for i, name in enumerate(names)}
+    left, right = translation_cost.plot_results(rows).axes
+    _, labels = left.get_legend_handles_labels()
+    assert [label.partition(":")[0] for label in labels] == ["ConvS2S", "Deep-Att + PosUnk", "LSTM, one vector"]
+    assert labels[0].endswith(", 3 seeds")
+    dots = [container.lines[0].get_ydata()[0] for container in left.containers]
+    assert dots == pytest.approx([41.0, 43.0, 44.0])
+    assert len(right.lines) == 2  # one seed of ConvS2S, and the LSTM
 
 
 def test_what_a_result_is_of_is_its_settings_and_its_texts(data: Path, tmp_path: Path) -> None:
