@@ -230,6 +230,14 @@ GATED: dict[str, Any] = {
 }
 GLA = {**GATED, "mixer": "gla"}
 BASED = {**GATED, "mixer": ("short-convolution", "based", "attention"), "positions": "rope"}
+# The mixers of HazyResearch/based. Its window_size of 128 means 64 earlier tokens; with the token itself they are 65. Its
+# convolutions have biases in their projections, which `bias = false` leaves out here.
+BASED_360M = {
+    **BASED,
+    "mixer": ("short-convolution", "based", "attention", "short-convolution", "short-convolution") * 5
+    + ("short-convolution",) * 2,
+    **{"short-convolution": {"expand": 2}, "attention": {"window": 65}},
+}
 MAMBA2: dict[str, Any] = {
     **UNSCALED,
     **{"mixer": "mamba2", "norm_kind": "rms", "bias": False, "positions": "none", "max_len": 2048, "dropout": 0.0},
@@ -240,7 +248,7 @@ GPT |= {
     "gla-340m": {**decoder(24, 1024, 4, 2816), **GLA, "target_vocab": 32000},
     "gla-1.3b": {**decoder(24, 2048, 4, 5632), **GLA, "target_vocab": 32000},
     "based-tiny": {**decoder(3, 128, 4, 256), **BASED, "attention": {"window": 16}},
-    "based-360m": {**decoder(27, 1024, 16, 2816), **BASED, "attention": {"window": 128}, "target_vocab": 50277},
+    "based-360m": {**decoder(27, 1024, 16, 2048), **BASED_360M, "target_vocab": 50277},
     "mamba2-tiny": {**decoder(4, 128, 1, 0), **MAMBA2, "mamba2": {"d_state": 32, "d_head": 32}},
     "mamba2-130m": {**decoder(24, 768, 1, 0), **MAMBA2, "target_vocab": 50288},
     "mamba2-370m": {**decoder(48, 1024, 1, 0), **MAMBA2, "target_vocab": 50288},

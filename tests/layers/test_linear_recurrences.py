@@ -75,7 +75,7 @@ def short_convolution(layer: Any, x: Tensor) -> Tensor:
     mixed = F.conv1d(F.pad(a.t()[None], (conv.kernel - 1, 0)), conv.weight[:, None], conv.bias, groups=conv.width)[
         0
     ].t()
-    return layer.out(mixed * b * torch.sigmoid(b))
+    return layer.out(mixed * torch.sigmoid(mixed) * b)
 
 
 def mamba2(layer: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A gated short convolution, as in Based (Arora et al. 2024): y = W_o (conv(W_a x) * silu(W_b x)).
+"""A gated short convolution, as in Based (Arora et al. 2024): y = W_o (silu(conv(W_a x)) * W_b x).
 
 It compares tokens that are next to each other, which linear attention does badly, at next to no cost. Hybrid models such as
 `mixer = ["short-convolution", "based", "attention"]` have one in some of their blocks.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.config import ModelConfig
@@ -42,7 +41,7 @@ class GatedShortConvolution(Mixer):
         super().__init__(settings, config, place)
         self.width = settings.expand * config.d_model
         self.inner = nn.Linear(config.d_model, 2 * self.width, bias=config.bias)
-        self.convolution = ShortConvolution(self.width, settings.kernel)
+        self.convolution = ShortConvolution(self.width, settings.kernel, silu=True)
         self.out = nn.Linear(self.width, config.d_model, bias=config.bias)
 
     @classmethod
@@ -61,16 +60,16 @@ class GatedShortConvolution(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Convolve whole rows, (B, T, C) -> (B, T, C)."""
         values, gate = self.inner(x).chunk(2, -1)
-        return self.out(self.convolution(values, ctx.prepared) * F.silu(gate))
+        return self.out(self.convolution(values, ctx.prepared) * gate)
 
     def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Convolve prompts, (B, T, C) -> (B, T, C), and keep the last inputs of each row."""
         values, gate = self.inner(x).chunk(2, -1)
         mixed = self.convolution(values, ctx.prepared, kept.inputs)
         self.convolution.store_last(values, ctx.positions, kept.inputs)
-        return self.out(mixed * F.silu(gate))
+        return self.out(mixed * gate)
 
     def step(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Convolve one more token of each row with the inputs before it, (N, C) -> (N, C)."""
         values, gate = self.inner(x).chunk(2, -1)
-        return self.out(self.convolution.step(values, kept.inputs) * F.silu(gate))
+        return self.out(self.convolution.step(values, kept.inputs) * gate)
