@@ -410,9 +410,13 @@ def cut_matrices(model: nn.Module, mesh: Any) -> None:
                     f"train.mesh.tensor cuts the heads of attention, and the positions '{name}' have a table for all of "
                     f"them: leave mesh.tensor out, or choose other positions, such as rope"
                 )
-    for path, part in model.named_modules():
-        if not isinstance(part, Part) or not part.tensor_parallel:
-            continue
+    parts = [(path, part) for path, part in model.named_modules() if isinstance(part, Part) and part.tensor_parallel]
+    if not parts:
+        raise RegardError(
+            "train.mesh.tensor cuts attention and dense feed-forward layers, and this model has none: leave it out, and use "
+            "train.parallel fsdp to share memory"
+        )
+    for path, part in parts:
         check_divisible(part, path, size)
         plan = {name: styles[how]() for name, how in part.tensor_parallel.items() if hasattr(part, name)}
         parallelize_module(part, mesh, plan)

@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from regard.models.initialization import is_made_in_parts, materialize_part
 from regard.text.special_tokens import PAD
 from regard.training.communication import Exchange, list_exchanges, unit_sizes
 from regard.training.objective import make_token_objective
-from regard.training.parallel import Ranks, SingleProcess, arrange, find_straggler, open_ranks, whole
+from regard.training.parallel import Ranks, SingleProcess, arrange, cut_matrices, find_straggler, open_ranks, whole
 from regard.training.training_step import TrainingStep
 
 HERE = Path(__file__).parent
@@ -398,6 +399,12 @@ def children_of(pid: int) -> list[int]:
 
 
 # ---- parts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_tensor_parallelism_of_a_model_without_matrices_that_it_cuts_is_refused() -> None:
+    model = make_model(preset("mamba-tiny", target_vocab=20, n_decoder_layers=1, d_model=16))
+    with pytest.raises(RegardError, match="this model has none"):
+        cut_matrices(model, SimpleNamespace(size=lambda: 2))
 
 
 def test_a_mesh_is_arranged() -> None:
