@@ -27,7 +27,7 @@ from regard.decode.constraints import (
     warn_not_captured,
 )
 from regard.decode.cpu_processes import CAN_FORK, fork_map, idle_cores
-from regard.decode.sampling import sample
+from regard.decode.sampling import sample, sample_seeds
 from regard.errors import RegardError
 from regard.kernels.cpu_threads import one_thread, undivided_threads
 from regard.layers.hooks import is_observed, labelled, paused
@@ -44,10 +44,12 @@ def decode(
     device: torch.device,
     progress: Callable[[int], None] = lambda done: None,
     token_template: SpecialTokenTemplate = EOS_TEMPLATE,
+    seeds: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the translations of each source, best first; `progress` is called with the size of each finished batch.
 
-    `sources` are ids without the special tokens of the template; `max_len` is the model's longest source."""
+    `sources` are ids without the special tokens of the template; `max_len` is the model's longest source. `seeds` are the
+    random seeds of the sources; by default source i has `options.seed` + i."""
     check_options(options)
     check_decoding(model, options)
     check_lengths(sources, max_len, token_template)
@@ -55,11 +57,11 @@ def decode(
         from regard.decode.graphs.engine import NotCapturable
 
         try:
-            return decode_in_graphs(model, sources, options, device, token_template, progress)
+            return decode_in_graphs(model, sources, options, device, token_template, progress, seeds)
         except NotCapturable as error:
             warn_not_captured(model, str(error))
     batches = plan_batches(model, sources, options, device)
-    results = decode_batches(model, sources, batches, options, max_len, device, progress, token_template)
+    results = decode_batches(model, sources, batches, options, max_len, device, progress, token_template, seeds)
     return [results[i] for i in range(len(sources))]
 
 
@@ -96,13 +98,18 @@ def decode_batches(
     device: torch.device,
     progress: Callable[[int], None] = lambda done: None,
     token_template: SpecialTokenTemplate = EOS_TEMPLATE,
+    seeds: Sequence[int] | None = None,
 ) -> dict[int, list[Hypothesis]]:
-    """Return the translations, best first, of the sources whose indices are in `batches`, by their indices."""
+    """Return the translations, best first, of the sources whose indices are in `batches`, by their indices.
+
+    `seeds` are those of all sources."""
     results: dict[int, list[Hypothesis]] = {}
+    of_all = seeds if seeds is not None else range(options.seed, options.seed + len(sources))
 
     def work(rows: list[int]) -> list[list[Hypothesis]]:
         source = pad_rows([token_template.wrap(sources[i]) for i in rows], device)
-        return decode_batch(model, source, rows, options, max_len, token_template.start)
+        own = [of_all[i] for i in rows]
+        return decode_batch(model, source, rows, own, options, max_len, token_template.start)
 
     def done(rows: list[int], found: list[list[Hypothesis]]) -> None:
         results.update(zip(rows, found, strict=True))
@@ -169,13 +176,14 @@ def decode_in_graphs(
     device: torch.device,
     token_template: SpecialTokenTemplate,
     progress: Callable[[int], None],
+    seeds: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """Decode by CUDA graphs; active recorders see a teacher-forced forward pass over the best translations afterwards."""
     from regard.decode.graphs.decoding import translate
 
     complete = [token_template.wrap(ids) for ids in sources]
     with paused(model):
-        found = translate(model, complete, options, token_template.start, progress) if complete else []
+        found = translate(model, complete, options, token_template.start, progress, seeds) if complete else []
     if is_observed(model):
         for rows in make_batches(sources, options, device):
             source = pad_rows([complete[i] for i in rows], device)
@@ -187,28 +195,34 @@ def decode_batch(
     model: DecodableModel,
     source: Tensor,
     rows: list[int],
+    seeds: Sequence[int],
     options: DecodeConfig,
     max_len: int,
     start: tuple[int, ...],
 ) -> list[list[Hypothesis]]:
-    """Decode source rows (B, S) eagerly; `rows` are their numbers among all sources."""
+    """Decode source rows (B, S) eagerly; `rows` are their numbers among all sources, and `seeds` their random seeds."""
     with paused(model):  # beams are reordered at every step, so a recorder could not tell whose step it sees
-        found = search(model, source, rows, options, max_len, start)
+        found = search(model, source, seeds, options, max_len, start)
     if is_observed(model):
         record_forced_forward(model, source, rows, [ranked[0] for ranked in found], start)
     return found
 
 
 def search(
-    model: DecodableModel, source: Tensor, rows: list[int], options: DecodeConfig, max_len: int, start: tuple[int, ...]
+    model: DecodableModel,
+    source: Tensor,
+    seeds: Sequence[int],
+    options: DecodeConfig,
+    max_len: int,
+    start: tuple[int, ...],
 ) -> list[list[Hypothesis]]:
-    """Return the translations of source rows (B, S), by beam search, greedily or by sampling."""
+    """Return the translations of source rows (B, S) with these random seeds, by beam search, greedily or by sampling."""
     limits = length_limits((source >= 0).sum(1), options, max_len - len(start) + 1)
     if options.temperature == 0 and options.beam > 1:
         return beam_search(model, source, limits, options, start)
     n = options.nbest  # samples of each sentence
-    seeds = [(options.seed + i) * n + j for i in rows for j in range(n)]
-    flat = sample(model, source.repeat_interleave(n, 0), limits.repeat_interleave(n), seeds, options, start)
+    own = [each for seed in seeds for each in sample_seeds(seed, n)]
+    flat = sample(model, source.repeat_interleave(n, 0), limits.repeat_interleave(n), own, options, start)
     ranked = (sorted(flat[i : i + n], key=lambda h: -h.score) for i in range(0, len(flat), n))
     return list(ranked)
 

@@ -127,6 +127,18 @@ class Sampling:
         return Hypothesis(ids[: len(ids) - ended], score, row.log_prob, ended)
 
 
+def part_seed(seed: int, part: int) -> int:
+    """Return the seed of a part of a text, such as its second sentence (1); the first part (0) has the text's own.
+
+    The seeds of parts are far from each other and from those of the next texts, which follow that of the text."""
+    return seed + part * 0x9E3779B97F4A7C15
+
+
+def sample_seeds(seed: int, n: int) -> list[int]:
+    """Return the seeds of n samples of a sentence that has the seed `seed`."""
+    return [(seed * n + j) % 2**63 for j in range(n)]
+
+
 def seed_tensor(seeds: Sequence[int], device: torch.device) -> Tensor:
     """Return the seeds of the rows as int64 (N,)."""
     return torch.tensor([seed % 2**63 for seed in seeds], device=device)

@@ -12,12 +12,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from regard.decode.sampling import part_seed
 from regard.inference.arguments import TranslateOptions, decode_config
 from regard.inference.confidence import (
     COPY,
@@ -103,14 +105,19 @@ class SentenceTranslator:
         # Samples, and translations whose lengths were asked for, are returned as they are.
         self.retries = chosen.temperature == 0
         self.may_be_cut = any(options.get(name) is not None for name in LENGTH_OPTIONS)
+        self.samples = chosen.temperature > 0 or chosen.mbr > 0
         self.upper_case: set[int] = set()
+        self.seeds: Sequence[int] = ()
         self.faults: dict[int, str] = {}  # what is wrong with the last translation of a sentence
 
-    def translate(self, texts: list[str], advance: Advance, upper_case: Iterable[int] = ()) -> list[Translation]:
+    def translate(
+        self, texts: list[str], advance: Advance, upper_case: Iterable[int] = (), seeds: Sequence[int] = ()
+    ) -> list[Translation]:
         """Return the translation of each sentence; `advance` is called with the number of sentences done.
 
-        `upper_case` are the numbers of sentences that were written in capitals before they got standard casing."""
-        self.upper_case = set(upper_case)
+        `upper_case` are the numbers of sentences that were written in capitals before they got standard casing. `seeds`
+        are the random seeds of the sentences, which samples need."""
+        self.upper_case, self.seeds = set(upper_case), seeds
         edges = [STRAY_EDGES.fullmatch(text) for text in texts]  # asterisks without a partner in the sentence
         plain = [remove_marks(text) for text in texts]
         plain = [
@@ -193,11 +200,14 @@ class SentenceTranslator:
             capitals = [number in self.upper_case for number in numbers]
             terms = [self.glossary.find(text, *self.pair, own) for text, own in zip(texts, capitals, strict=True)]
         extra: dict[str, Any] = {"force_words": terms} if any(terms) else {}
+        if self.samples and self.seeds:
+            parts = {i: itertools.count() for i in numbers}
+            extra["seeds"] = [part_seed(self.seeds[i], next(parts[i])) for i in numbers]
         to = f"{target}-{self.form}" if self.form else target
         outputs = self.translator.translate_sentences(
             inputs, to=to, progress=advance, **extra, **{**self.options, **settings}
         )
-        if extra:
+        if any(terms):
             begins = [bool(own) and text[:1].isupper() for text, own in zip(texts, terms, strict=True)]
             outputs = [map_text(t, capitalize_first) if begin else t for t, begin in zip(outputs, begins, strict=True)]
         return [
@@ -295,6 +305,7 @@ class SentenceTranslator:
         own_options: Any = self.options
         inner = SentenceTranslator(self.translator, self.pair, own_options, self.glossary, self.form)
         inner.upper_case = {n for n, (i, _) in enumerate(places) if i in self.upper_case}
+        inner.seeds = [part_seed(self.seeds[i], k) for i, k in places] if self.seeds else ()
         patterns = {n: self.kept for n, part in enumerate(parts) if has_words(part, self.kept)}
         found = inner.decode_with_placeholders(parts, patterns, lambda done: None)
         found |= inner._decode_lost_again(parts, found)

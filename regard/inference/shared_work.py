@@ -424,10 +424,12 @@ class SharedDecoding:
         device: torch.device,
         progress: Advance = lambda done: None,
         token_template: SpecialTokenTemplate = EOS_TEMPLATE,
+        seeds: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         check_options(options)
         check_lengths(sources, max_len, token_template)
         check_decoding(model, options)
+        of_all = seeds if seeds is not None else range(options.seed, options.seed + len(sources))
         has_ranges = uses_cuda_graphs(model, options.beam, options)
         if has_ranges:
             batches = [list(rows) for rows in group_parts(len(sources), CHUNK_SEGMENTS)]
@@ -437,13 +439,13 @@ class SharedDecoding:
             groups = group_parts(len(batches), undivided_threads() if device.type == "cpu" else 1)
 
         def compute(part: range) -> dict[int, list[Hypothesis]]:
+            template: Any = {"token_template": token_template}
             if not has_ranges:
                 own = batches[part.start : part.stop]
-                return decode_batches(model, sources, own, options, max_len, device, token_template=token_template)
+                return decode_batches(model, sources, own, options, max_len, device, **template, seeds=of_all)
             rows = batches[part.start]
-            given = [sources[i] for i in rows]
-            chosen = replace(options, seed=options.seed + rows[0])  # row i of all has the seed + i
-            found = decode(model, given, chosen, max_len, device, token_template=token_template)
+            given, seeds_of_rows = [sources[i] for i in rows], [of_all[i] for i in rows]
+            found = decode(model, given, options, max_len, device, **template, seeds=seeds_of_rows)
             return dict(zip(rows, found, strict=True))
 
         def report() -> None:

@@ -109,7 +109,8 @@ class ChunkTranslator:
     """A translator of texts that are given in chunks, each text with the translation that it has in any other chunks.
 
     What chunks share is the languages seen so far, by which a heading is taken to be in the language of the texts before
-    it, and whether a code block between lines of ``` is open, whose lines are left as they are.
+    it, whether a code block between lines of ``` is open, whose lines are left as they are, and the number of texts so
+    far: text i of all chunks has the random seed + i.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class ChunkTranslator:
         self.is_for_texts = bool(translator.directions)
         self.has_code_blocks = has_code_blocks and self.is_for_texts
         self.is_document, self.is_inside_code = is_document, False
+        self.count = 0  # texts that were translated or skipped
         if self.is_for_texts:
             self.options = {"seen": LanguageCounts(), **options}
 
@@ -139,6 +141,10 @@ class ChunkTranslator:
         """Return the translations of the next texts."""
         given = self._without_code(texts)
         options = {**self.options, "alignment": True} if alignment else self.options
+        if self.count:
+            own = options.get("seed")
+            options = {**options, "seed": (self.translator.options.seed if own is None else own) + self.count}
+        self.count += len(texts)
         found = self.translator.translate(given, self.to, self.source, **options)
         return_free_memory()
         return [
@@ -148,6 +154,7 @@ class ChunkTranslator:
 
     def skip(self, texts: Sequence[str]) -> None:
         """Take the next texts into account without translating them."""
+        self.count += len(texts)
         self._detect(texts)
 
     def look_ahead(self, texts: Sequence[str]) -> None:

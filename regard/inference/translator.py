@@ -29,6 +29,7 @@ from regard.decode.batch_decoding import decode
 from regard.decode.constrained_beam_search import OutputConstraints, Phrase, decode_constrained
 from regard.decode.constraints import Hypothesis, check_options, searching
 from regard.decode.minimum_bayes_risk import candidate_options, rank_by_risk
+from regard.decode.sampling import part_seed
 from regard.decode.source_attention import has_cross_attention
 from regard.decode.unknown_words import allow_unknown, replace_unknown
 from regard.device import pick_device
@@ -224,9 +225,12 @@ class Translator:
         directions = self.detector.detect(texts, to, source, seen)
         parts = [self._split(text, direction) for text, direction in zip(texts, directions, strict=True)]
         forms = [self._form(text, direction, formality) for text, direction in zip(texts, directions, strict=True)]
+        chosen = decode_config(self.options, options)
+        seeds = range(chosen.seed, chosen.seed + len(texts))
         with progress_bar("translating", sum(map(len, parts)), quiet) as advance:
-            found, between = self._translate_parts(parts, directions, forms, glossary, progress or advance, options)
-        n = decode_config(self.options, options).nbest if options.get("nbest") is not None else 1
+            given = parts, directions, forms, seeds, glossary
+            found, between = self._translate_parts(*given, progress or advance, options)
+        n = chosen.nbest if options.get("nbest") is not None else 1
         made = [self._join(*one, n) for one in zip(parts, found, directions, strict=True)]
         if alignment:
             links = self._align_parts(parts, found, between, directions)
@@ -262,13 +266,15 @@ class Translator:
         parts: list[list[Sentence]],
         directions: Sequence[Direction],
         forms: Sequence[str],
+        seeds: Sequence[int],
         glossary: Glossary | None,
         advance: Advance,
         options: TranslateOptions,
     ) -> tuple[list[list[Translation]], dict[tuple[int, int], Translation]]:
         """Return the translations of the sentences of each text, and those into a third language by text and sentence.
 
-        `forms` are the forms of address of the translations, empty where it does not matter."""
+        `forms` are the forms of address of the translations, empty where it does not matter, and `seeds` the random seeds
+        of the texts."""
         found = [[copy_text(part.text) for part in own] for own in parts]
         between: dict[tuple[int, int], Translation] = {}
         keys = [(*d.pair, d.via, form) for d, form in zip(directions, forms, strict=True)]
@@ -277,17 +283,19 @@ class Translator:
             places = [(i, j) for i, own in enumerate(keys) if own == key for j in range(len(parts[i]))]
             given = [parts[i][j].text for i, j in places]
             upper = [n for n, (i, j) in enumerate(places) if parts[i][j].is_upper_case]
+            own_seeds = [part_seed(seeds[i], j) for i, j in places]
             if not via:
                 translated = SentenceTranslator(self, (source, target), options, glossary, form).translate(
-                    given, advance, upper
+                    given, advance, upper, own_seeds
                 )
             else:
                 own = glossary.with_directions() if glossary else None
                 best = {**options, "nbest": 1}
                 first = SentenceTranslator(self, (source, via), best, own)  # type: ignore[arg-type]
-                middle = first.translate(given, advance, upper)
+                middle = first.translate(given, advance, upper, own_seeds)
                 between |= dict(zip(places, middle, strict=True))
-                translated = self._translate_onward(given, middle, Direction(via, target), form, own, options)
+                onward = given, middle, Direction(via, target), form, own_seeds
+                translated = self._translate_onward(*onward, own, options)
                 if glossary:
                     unused = [glossary.find(text, source, target) for text in given]
                     noted = zip(translated, unused, strict=True)
@@ -302,6 +310,7 @@ class Translator:
         middle: list[Translation],
         direction: Direction,
         form: str,
+        seeds: Sequence[int],
         glossary: Glossary | None,
         options: TranslateOptions,
     ) -> list[Translation]:
@@ -312,10 +321,9 @@ class Translator:
         n = decode_config(self.options, options).nbest if options.get("nbest") is not None else 1
         goes_on = [i for i, (text, each) in enumerate(zip(texts, middle, strict=True)) if each.confidence > 0 and text]
         parts = [self._split(middle[i].text, direction) for i in goes_on]
-        count = len(parts)
-        found, _ = self._translate_parts(
-            parts, [direction] * count, [form] * count, glossary, lambda done: None, options
-        )
+        directions, forms = [direction] * len(parts), [form] * len(parts)
+        own_seeds = [seeds[i] for i in goes_on]
+        found, _ = self._translate_parts(parts, directions, forms, own_seeds, glossary, lambda done: None, options)
         made = list(middle)
         for i, own, translations in zip(goes_on, parts, found, strict=True):
             last = self._join(own, translations, direction, n)
@@ -483,13 +491,15 @@ class Translator:
         to: str | None = None,
         force_words: Sequence[Sequence[str]] | None = None,
         no_repeat_ngram_size: int = 0,
+        seeds: Sequence[int] | None = None,
         progress: Advance | None = None,
         **options: Unpack[TranslateOptions],
     ) -> list[Translation]:
         """Decode each sentence as it is, without what `translate` does for texts.
 
         `force_words` are, for each sentence, words that its translation must contain; with `no_repeat_ngram_size` no
-        sequence of so many tokens occurs twice in a translation. The other arguments are those of `translate`."""
+        sequence of so many tokens occurs twice in a translation. `seeds` are the random seeds of the sentences; by default
+        sentence i has the setting `seed` + i. The other arguments are those of `translate`."""
         if isinstance(sentences, str):
             raise TypeError("translate_sentences takes a list of strings, not a string: translate takes both")
         sentences = check_texts(sentences, "translate_sentences")
@@ -503,8 +513,10 @@ class Translator:
         constraints = self._output_constraints(sentences, languages, force_words, no_repeat_ngram_size)
         plain = [i for i in range(len(sources)) if i not in constraints]
         given = [sources[i] for i in plain]
+        of_all = seeds if seeds is not None else range(chosen.seed, chosen.seed + len(sources))
+        own_seeds = [of_all[i] for i in plain]
         how = candidate_options(chosen) if chosen.mbr else chosen
-        decoded = self.decode(self.model, given, how, limit, device, advance, self.token_template)
+        decoded = self.decode(self.model, given, how, limit, device, advance, self.token_template, own_seeds)
         if chosen.mbr:
             texts = self._texts([sentences[i] for i in plain], given, decoded, chosen)
             decoded = [

@@ -24,6 +24,7 @@ from regard.config import DecodeConfig
 from regard.decode.batch_decoding import check_decoding, check_lengths
 from regard.decode.constraints import Hypothesis, check_options
 from regard.decode.generation import GenerationRequest
+from regard.decode.sampling import sample_seeds
 from regard.errors import RegardError
 from regard.serve.batch_runner import DecodeEvent, DecodeTask
 from regard.serve.decoding_workers import DecodingWorker, Lost, Report
@@ -155,21 +156,23 @@ class Scheduler:
         device: torch.device,
         progress: Callable[[int], None],
         template: SpecialTokenTemplate,
+        seeds: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the translations of each source, best first, as `regard.decode.batch_decoding.decode` does."""
         check_options(options)
         check_decoding(model, options)
         check_lengths(sources, max_len, template)
         samples = options.nbest if options.temperature > 0 else 1
+        own = seeds if seeds is not None else range(options.seed, options.seed + len(sources))
         tasks = [
             DecodeTask(
                 next(self.numbers),
                 tuple(template.wrap(ids)),
                 options,
                 template.start,
-                tuple((options.seed + i) * options.nbest + j for j in range(samples)),
+                tuple(sample_seeds(seed, samples)),
             )
-            for i, ids in enumerate(sources)
+            for ids, seed in zip(sources, own, strict=True)
         ]
         found: dict[int, list[Hypothesis]] = {}
         for event in self._run(tasks):

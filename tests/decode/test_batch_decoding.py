@@ -143,6 +143,18 @@ def test_alone_or_in_company(way: dict) -> None:
         assert_same(alone, together[i])
 
 
+@pytest.mark.parametrize("way", WAYS[3:], ids=str)
+def test_each_source_is_sampled_with_the_seed_that_it_is_given(way: dict) -> None:
+    model, sources = tiny_transformer(0), random_sources(3, 16)
+    together = run(model, sources, batch_tokens=150, **way)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(0)).tolist()
+    options = DecodeConfig(**{**way, "seed": 99})
+    given = [sources[i] for i in order], options, model.config.max_len, CPU
+    shuffled = decode(model, *given, seeds=[way["seed"] + i for i in order])
+    for i, found in zip(order, shuffled, strict=True):
+        assert_same(found, together[i])
+
+
 @pytest.mark.parametrize("way", WAYS[:3], ids=str)
 def test_in_another_order(way: dict) -> None:
     model, sources = tiny_transformer(0), random_sources(3, 30)

@@ -4,7 +4,7 @@ Without a GPU the operations are torch's own and no graph is captured; the rest 
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -89,11 +89,18 @@ def sentences(n: int) -> list[list[int]]:
     return [torch.randint(5, VOCAB, (length,), generator=generator).tolist() for length in lengths]
 
 
-def both(model: nn.Module, options: DecodeConfig, n: int = 9, start: tuple[int, ...] = (SOS,)) -> None:
+def both(
+    model: nn.Module,
+    options: DecodeConfig,
+    n: int = 9,
+    start: tuple[int, ...] = (SOS,),
+    seeds: Sequence[int] | None = None,
+) -> None:
     token_template, sources = SpecialTokenTemplate(start=start), sentences(n)
-    plain = decode(copy.deepcopy(model).cpu(), sources, options, 40, torch.device("cpu"), token_template=token_template)
+    given = copy.deepcopy(model).cpu(), sources, options, 40, torch.device("cpu")
+    plain = decode(*given, token_template=token_template, seeds=seeds)
     with torch.backends.cudnn.flags(allow_tf32=False):  # recurrent layers round products to 10 bits otherwise
-        found = translate(model, [token_template.wrap(ids) for ids in sources], options, start)
+        found = translate(model, [token_template.wrap(ids) for ids in sources], options, start, seeds=seeds)
     same(found, plain)
 
 
@@ -125,6 +132,12 @@ def test_every_style_of_model_is_searched_alike(style: str, device: str) -> None
 )
 def test_every_way_to_decode_is_alike(settings: dict[str, object], device: str) -> None:
     both(transformer(device), DecodeConfig(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_source_is_sampled_with_the_seed_that_it_is_given(device: str) -> None:
+    seeds = [4, 4, 2**70 + 1, 0, 9, 1, 2**62, 3, 8]
+    both(transformer(device), DecodeConfig(beam=1, temperature=1.0, nbest=2), seeds=seeds)
 
 
 @pytest.mark.parametrize("device", DEVICES)

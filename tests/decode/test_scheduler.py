@@ -146,6 +146,14 @@ def test_requests_with_different_settings_run_side_by_side(
     assert all(len(one.nbest) == (nbest if nbest > 1 else 0) for one in first)
 
 
+def test_the_server_samples_with_the_seeds_that_it_is_given(store: ModelStore, folders: dict[str, Path]) -> None:
+    options: dict[str, Any] = {"temperature": 0.9, "nbest": 2, "seeds": [2**70 + 3, 5, 5]}
+    direct = Translator.load(folders["translator"]).translate_sentences(SENTENCES[:3], **options)
+    with store.lease("translator") as loaded:
+        found = loaded.inference.translate_sentences(SENTENCES[:3], **options)
+    assert [[each.text for each in one.nbest] for one in found] == [[each.text for each in one.nbest] for one in direct]
+
+
 def test_concurrent_texts_of_a_language_model_are_those_of_each_alone(
     store: ModelStore, folders: dict[str, Path]
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from regard.config import DecodeConfig
 from regard.inference.translator import Translation
 from regard.text.language_identification import Direction
 
@@ -27,7 +28,8 @@ class CapitalTranslator:
         self.detected: list[str] = []  # texts whose language was detected without a translation
         self.detector: Any = SimpleNamespace(detect=self.detect)
         self.forms: dict[str, tuple[str, ...]] = {}
-        self.options: dict[str, Any] = {}  # of the last call
+        self.options = DecodeConfig()
+        self.called_with: dict[str, Any] = {}  # the options of the last call
 
     def detect(self, texts: Sequence[str], *arguments: Any, **options: Any) -> list[Direction]:
         self.detected.extend(texts)
@@ -38,7 +40,7 @@ class CapitalTranslator:
     ) -> list[Translation]:
         self.before(list(texts))
         self.calls.append(list(texts))
-        self.options = options
+        self.called_with = options
         return [self.one(text, to or "de") for text in texts]
 
     def one(self, text: str, to: str) -> Translation:

@@ -61,4 +61,4 @@ def test_a_document_has_one_form_of_address(is_document: bool, form: str | None)
     chunks = ChunkTranslator(fake, "de", is_document=is_document)  # type: ignore[arg-type]
     chunks.look_ahead(["Can you help me?", "Love you, Mom."])
     chunks.translate(["Can you help me?"])
-    assert fake.options.get("formality") == form
+    assert fake.called_with.get("formality") == form

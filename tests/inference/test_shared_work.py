@@ -398,20 +398,26 @@ def model() -> Any:
 
 @pytest.mark.parametrize("options", [{"beam": 3, "nbest": 2}, {"temperature": 1.0, "seed": 3}])
 @pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("seeds", [None, [(7 * i) % 11 for i in range(150)]], ids=["default", "given"])
 def test_a_shared_test_set_is_decoded_as_by_one_process(
-    tmp_path: Path, model: Any, options: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    model: Any,
+    options: dict[str, Any],
+    count: int,
+    seeds: list[int] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batch_decoding, "count_processes", lambda model, sources, options, threads: threads)
     monkeypatch.setattr(batch_decoding, "idle_cores", lambda: 0)
     monkeypatch.setattr(cpu_threads, "_undivided", 4)
     chosen = DecodeConfig(max_len_b=8, **options)
-    expected = decode(model, SOURCES, chosen, 40, CPU)
+    expected = decode(model, SOURCES, chosen, 40, CPU, seeds=seeds)
     done: list[int] = []
     made: list[SharedDecoding] = []
 
     def work(rank: Rank, meet: Meet) -> Any:
         made.append(SharedDecoding(tmp_path / "parts", IDENTITY, rank, meet))
-        return made[-1](model, SOURCES, chosen, 40, CPU, done.append)
+        return made[-1](model, SOURCES, chosen, 40, CPU, done.append, seeds=seeds)
 
     assert for_ranks(count, work) == expected  # to the last bit: the batches are the same
     assert (tmp_path / "parts").exists()

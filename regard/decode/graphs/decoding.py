@@ -22,6 +22,7 @@ from regard.decode.graphs.engine import (
     take_engine,
 )
 from regard.decode.graphs.slots import collect, unpack
+from regard.decode.sampling import sample_seeds
 
 Sample = tuple[int, int]  # the number of a sentence, and of a sample of it
 
@@ -35,10 +36,13 @@ def translate(
     options: DecodeConfig,
     start: tuple[int, ...],
     progress: Callable[[int], None] = lambda done: None,
+    seeds: Sequence[int] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the translations of each source, best first; the sources include their special tokens."""
+    """Return the translations of each source, best first; the sources include their special tokens.
+
+    `seeds` are the random seeds of the sources; by default source i has `options.seed` + i."""
     before: Snapshot | None = None
-    with GraphTranslation(model, sources, options, start) as job:
+    with GraphTranslation(model, sources, options, start, seeds) as job:
         while job.waiting or job.working:
             job.enter()
             after = job.launch_steps()
@@ -52,11 +56,18 @@ class GraphTranslation(GraphDecoding[Sample]):
     """A decoding job whose items are sources, or samples of sources."""
 
     def __init__(
-        self, model: Any, sources: Sequence[Sequence[int]], options: DecodeConfig, start: tuple[int, ...]
+        self,
+        model: Any,
+        sources: Sequence[Sequence[int]],
+        options: DecodeConfig,
+        start: tuple[int, ...],
+        seeds: Sequence[int] | None = None,
     ) -> None:
         self.model, self.options, self.start = model, options, start
         self.sources = dict(enumerate(sources))
         self.samples = options.nbest if options.temperature > 0 else 1  # of each sentence, each in its own slot
+        own = seeds if seeds is not None else range(options.seed, options.seed + len(sources))
+        self.seeds = {i: sample_seeds(seed, self.samples) for i, seed in enumerate(own)}
         lengths = torch.tensor([len(ids) for ids in sources])
         limits = length_limits(lengths, options, model.config.max_len - len(start) + 1).tolist()
         self.limits = dict(enumerate(limits))
@@ -84,13 +95,10 @@ class GraphTranslation(GraphDecoding[Sample]):
         self._encode_sources([self.sources[i] for i, _ in entering], which)
         limits = torch.tensor([self.limits[i] for i, _ in entering], device=device)
         engine.slots.enter(which, limits, self.start[-1], len(self.start) - 1, self.options)
-        seeds = [self.seed_of(i, j) for i, j in entering for _ in range(engine.k)]
+        seeds = [self.seeds[i][j] for i, j in entering for _ in range(engine.k)]
         engine.set_rows(rows, seeds, [self.start] * len(rows))
         for slot, sample in zip(slots, entering, strict=True):
             self.begin(slot, sample, self.limits[sample[0]])
-
-    def seed_of(self, source: int, sample: int) -> int:
-        return (self.options.seed + source) * self.options.nbest + sample
 
     def _encode_sources(self, sources: list[Sequence[int]], which: Tensor) -> None:
         """Read sources and all start tokens but the last; copy the resulting state into slots `which` (n,).
@@ -127,7 +135,7 @@ class OpenTranslation(GraphTranslation):
         self.model, self.options, self.start = model, options, start
         self.samples = options.nbest if options.temperature > 0 else 1
         self.sources: dict[int, Sequence[int]] = {}
-        self.seeds: dict[int, Sequence[int]] = {}
+        self.seeds: dict[int, list[int]] = {}
         self.limits: dict[int, int] = {}
         lengths = torch.arange(width + 1)
         self.limits_by_length = length_limits(lengths, options, model.config.max_len - len(start) + 1).tolist()
@@ -136,7 +144,7 @@ class OpenTranslation(GraphTranslation):
 
     def add(self, number: int, ids: Sequence[int], seeds: Sequence[int]) -> None:
         """Let a source wait for a slot, or for one for each sample; `number` identifies it in the results."""
-        self.sources[number], self.seeds[number] = ids, seeds
+        self.sources[number], self.seeds[number] = ids, list(seeds)
         self.limits[number] = self.limits_by_length[len(ids)]
         self.waiting.extend((number, sample) for sample in range(self.samples))
 
@@ -165,9 +173,6 @@ class OpenTranslation(GraphTranslation):
             self.end(slot)
         for number in numbers:
             self.forget(number)
-
-    def seed_of(self, source: int, sample: int) -> int:
-        return self.seeds[source][sample]
 
     def forget(self, number: int) -> None:
         for sample in range(self.samples):
