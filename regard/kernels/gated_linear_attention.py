@@ -42,6 +42,8 @@ def gated_linear_attention(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, starts: Tensor, initial: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return o (B, T, H, V) in the dtype of v, and the last state (B, H, K, V) in fp32 or float64."""
+    if not v.shape[1]:
+        return v, to_full_precision(q, k, v, log_decay, initial)[-1]
     if not (q.is_meta or (q.is_cuda and TRITON and q.dtype != torch.float64)):
         with without_autocast(q.device):  # the products that make the state are in fp32
             return chunked_form(q, k, v, log_decay, starts, initial)

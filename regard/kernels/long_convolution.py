@@ -39,12 +39,16 @@ class LongConvolution(torch.autograd.Function):
     def forward(ctx: Any, u: Tensor, kernel: Tensor, starts: Tensor | None) -> Tensor:
         ctx.save_for_backward(u, kernel, starts)
         ours, kernel = to_rows(u), in_full_precision(kernel)  # (B, H, T), (H, T)
+        if not u.numel():  # transforms of nothing are an error
+            return torch.zeros_like(ours).mT
         y = convolve(ours, kernel) if starts is None else convolve_documents(ours, kernel, starts)
         return y.mT
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         u, kernel, starts = ctx.saved_tensors
+        if not u.numel():
+            return torch.zeros_like(u), torch.zeros_like(kernel), None
         ours, full, grad = to_rows(u), in_full_precision(kernel), to_rows(grad)
         if starts is None:
             grad_u, grad_kernel = convolve_backward(ours, full, grad)

@@ -51,6 +51,8 @@ def selective_scan(
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D) in the dtype of x, and the state (B, D, N) after the last token, at least in fp32."""
     exact = torch.promote_types(x.dtype, torch.float32)
+    if not x.shape[1]:
+        return x, x.new_zeros(len(x), *a.shape, dtype=exact) if initial is None else initial.to(exact)
     vectors = torch.cat([b, c], -1).to(exact)  # (B, T, 2N)
     a, skip, bias = a.to(exact), skip.to(exact), bias.to(exact)
     y, final, _ = forward(x, u, a, vectors, skip, bias, starts, gate, initial)

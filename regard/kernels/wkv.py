@@ -36,6 +36,8 @@ def wkv(
 ) -> tuple[Tensor, Tensor]:
     """Return y (B, T, D) in the dtype of v, and the state (B, 3, D) after the last token, at least in fp32."""
     exact = torch.promote_types(v.dtype, torch.float32)
+    if not v.shape[1]:
+        return v, v.new_zeros(len(v), 3, v.shape[2], dtype=exact) if initial is None else initial.to(exact)
     y, final, _ = forward(k, v, w.to(exact), u.to(exact), starts, initial, count)
     return y, final
 

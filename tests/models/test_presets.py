@@ -104,8 +104,8 @@ def test_gpt3_has_the_weights_of_the_lecture() -> None:
 def test_based_has_the_layers_and_the_parameters_of_its_publication() -> None:
     """Layers by train/configs/experiment/reference/based-360m.yaml of HazyResearch/based; parameters worked out by hand.
 
-    Theirs has biases on the projections of the convolutions in place of those on the convolutions themselves, and three rows of
-    padding in its embedding."""
+    Theirs has biases on the projections of the convolutions in place of those on the convolutions themselves, and three rows
+    of padding in its embedding."""
     model: Any = built("based-360m")
     mixers = [type(block.sublayers["self"]).name for block in model.decoder.blocks]
     assert len(mixers) == 27

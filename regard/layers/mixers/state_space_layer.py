@@ -126,6 +126,8 @@ class StateSpaceLayer(Mixer):
 
     def prefill(self, x: Tensor, ctx: Context, kept: Any) -> Tensor:
         """Mix the tokens of prompts, (B, T, C) -> (B, T, C), and store the states after each row's last token."""
+        if not x.numel():  # the states stay as they are
+            return self.project(x)
         starts, system, u = ctx.prepared, self.system(x.dtype), self.read(x, ctx).to(kept.states.dtype)
         length = u.shape[1]
         y = long_convolution(u, system.kernel(length), starts.columns if starts.packed else None)
