@@ -33,6 +33,8 @@ from regard.text.tokenizer_training import SPACE
 
 def allow_unknown(options: DecodeConfig, model: TranslationModel, tokenizers: Tokenizers) -> DecodeConfig:
     """Return options under which the token of unknown words may be generated, if they say that it is to be replaced."""
+    if options.unknown_dictionary:
+        load_dictionary(options.unknown_dictionary)  # a file that cannot be read is an error before anything is decoded
     if options.replace_unknown == "none" or tokenizers.target.positional_unknown():
         return options
     unknown = tokenizers.target.special.require("unk", "decode.replace_unknown")
@@ -143,4 +145,4 @@ def load_dictionary(path: str) -> dict[str, str]:
 @lru_cache(maxsize=4)
 def read_dictionary(path: str, changed: int) -> dict[str, str]:
     """Return the translations of words in a file that was changed last at this time."""
-    return {term.folded: term.target for term in Glossary.load(path).terms}
+    return {term.folded: term.target for term in Glossary.load(path, "decode.unknown_dictionary").terms}

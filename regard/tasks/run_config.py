@@ -38,12 +38,14 @@ def make_config(values: dict[str, Any], dotted: Mapping[str, Any]) -> Config:
         init_from=_absolute_path(config.train.init_from),
         pretrained_embeddings=_absolute_path(config.train.pretrained_embeddings),
     )
+    words = config.decode.unknown_dictionary
+    decode = replace(config.decode, unknown_dictionary=str(Path(words).absolute()) if words else "")
     n_sentinels = config.tokenizer.n_sentinels or DEFAULT_SENTINELS.get(config.task, 0)
     tokenizer = replace(config.tokenizer, n_sentinels=n_sentinels)
     # Vocabulary and classes are those of the data, whatever the recipe or the initial model says.
     head = PREDICTION_HEADS.get(config.task, "none")
     fresh = replace(config.model, source_vocab=0, target_vocab=0, prediction_head=head, n_classes=1)
-    return replace(config, data=data, train=train, tokenizer=tokenizer, model=resolve(fresh))
+    return replace(config, data=data, train=train, tokenizer=tokenizer, decode=decode, model=resolve(fresh))
 
 
 def recipe_warnings(config: Config) -> list[str]:

@@ -53,15 +53,15 @@ class Glossary:
         self.terms: tuple[Term, ...] = tuple(own)
 
     @classmethod
-    def load(cls, path: str | Path) -> Glossary:
-        """Read a glossary file. A line that is no term is a RegardError that names file and line."""
+    def load(cls, path: str | Path, name: str = "the glossary") -> Glossary:
+        """Read a glossary file, which errors call `name`. A line that is no term is an error that names file and line."""
         path = Path(path)
         try:
             lines = read_text(path).removeprefix("\ufeff").splitlines()
         except OSError as error:
-            raise RegardError(f"cannot read the glossary {path}: {error.strerror or error}") from None
+            raise RegardError(f"cannot read {name} {path}: {error.strerror or error}") from None
         except ValueError as error:
-            raise RegardError(f"cannot read the glossary {path}: {error}") from None
+            raise RegardError(f"cannot read {name} {path}: {error}") from None
         return cls(
             [term for number, line in enumerate(lines, 1) if (term := parse_line(line, f"{path}, line {number}"))]
         )

@@ -24,6 +24,7 @@ from regard.decode.batch_decoding import decode
 from regard.decode.unknown_words import allow_unknown, attended_word, load_dictionary, replace_unknown
 from regard.errors import RegardError
 from regard.inference.document_translation import work_identity
+from regard.inference.translator import Translator
 from regard.models.architectures import make_model, preset
 from regard.tasks.run import train_config
 from regard.tasks.run_config import make_config
@@ -136,6 +137,32 @@ def test_translations_come_from_the_dictionary_in_any_case(monkeypatch: pytest.M
     before = work_identity("x", None, unknown_dictionary=str(file))
     file.write_text("dog\tDackel\n")
     assert work_identity("x", None, unknown_dictionary=str(file)) != before  # kept results are of the old file
+
+
+def test_a_dictionary_is_found_from_any_folder_and_a_missing_one_is_refused_by_the_name_of_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("the dog\tder Hund\n" * 5)
+    (tmp_path / "words.tsv").write_text("Zorbl\tZorblisch\n")
+    (tmp_path / "elsewhere").mkdir()
+    data = {"root": str(tmp_path), "train": ["pairs.tsv"], "valid": ["pairs.tsv"]}
+    values: dict[str, Any] = {
+        **{"data": data, "tokenizer": {"kind": "word", "positional_unknown": 7}},
+        "model": {"preset": "transformer-tiny", "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16},
+        "train": {"steps": 1, "warmup": 0, "device": "cpu", "threads": 1},
+        "decode": {"replace_unknown": "copy", "unknown_dictionary": "words.tsv"},
+    }
+    monkeypatch.chdir(tmp_path)
+    run = train_config(make_config(values, {}), tmp_path / "run", quiet=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert Translator.load(run, "cpu").translate("the dog").source == "en"
+    assert Path(Translator.load(run, "cpu").options.unknown_dictionary) == tmp_path / "words.tsv"
+    message = r"^cannot read decode\.unknown_dictionary .*words\.tsv: No such file"
+    with pytest.raises(RegardError, match=message):  # before training, whatever the model will write
+        train_config(make_config(values, {}), tmp_path / "refused", quiet=True)
+    (tmp_path / "words.tsv").unlink()
+    with pytest.raises(RegardError, match=message):
+        Translator.load(run, "cpu").translate("the dog")
 
 
 def test_spaces_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
