@@ -152,6 +152,10 @@ def study_long_range(
 def study_cell_search(
     output: Output = Path("studies/cell-search"),
     minutes: Annotated[float, typer.Option(min=0, help="Time of the whole search.")] = 30.0,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Exact number of rounds, which can be repeated; --minutes is then ignored."),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="A text file; by default the embedded toy corpus.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the search.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes; each uses one core.")] = 2,
@@ -160,7 +164,7 @@ def study_cell_search(
     """Search for a recurrent cell by mutations of the GRU and the LSTM."""
     from regard.studies.cell_search import study
 
-    print_table(study(output, minutes, jobs, seed, data, quick))
+    print_table(study(output, minutes, jobs, seed, data, quick, rounds))
 
 
 @study_app.command("lstm-odyssey")

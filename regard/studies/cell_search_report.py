@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from regard.layers.expression_cell import parse, to_python
-from regard.look.cell_figure import paint_graph
+from regard.look.cell_figure import measure_graph, paint_graph
 from regard.look.figures import save
+from regard.studies.stacked_training import name_largest_rates
 
 
 def format_table(results: dict[str, Any]) -> str:
@@ -25,13 +26,23 @@ def format_table(results: dict[str, Any]) -> str:
     note = (
         f"Accuracies of {n} seeds that the search did not use: mean, and standard deviation in brackets. Equal numbers of "
         f"parameters: a GRU of width {widths['GRU']}, the found cell of width {widths['found']}. The search evaluated "
-        f"{results['cells']:,} cells, {results['scored']:,} of which passed the first task, in {results['minutes']:.1f} "
-        f"minutes of {results['jobs']} processes. CPU, torch {where['torch']}, {where['date'][:10]}."
+        f"{results['cells']:,} cells in {results['rounds']} rounds; {results['scored']:,} of them passed the first task. "
+        f"With the comparison it took {results['minutes']:.1f} minutes of {results['jobs']} "
+        f"{'process' if results['jobs'] == 1 else 'processes'}. "
+        f"{name_largest_rates(results['sizes']['lrs'], gather_rates(results['best_lrs']))} "
+        f"CPU, torch {where['torch']}, {where['date'][:10]}."
     )
+    if (earlier := results["evaluations"] + 3 * n - results["evaluations_run_now"]) > 0:
+        note += f" The results of {earlier:,} evaluations were there from an earlier run, with their times."
     code = to_python(parse(results["graph"]), "found", "A cell that `regard study cell-search` found.")
     found = "The found cell:\n\n```\n" + results["graph"].replace("; ", "\n") + "\n```"
     parts = [judge(results), table, note, found, f"As Python:\n\n```python\n{code}```", f"```\n{where['command']}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def gather_rates(rates: dict[str, dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Return the best learning rates of each task, those of all cells together."""
+    return {task: [lr for cell in rates.values() for lr in cell[task]] for task in rates["GRU"]}
 
 
 def compare(results: dict[str, Any]) -> dict[str, float]:
@@ -96,9 +107,12 @@ def draw_search(results: dict[str, Any], path: Path) -> None:
     """Draw the found cell as a graph, above the scores of all evaluations."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 8.5), dpi=130, layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=[1.7, 1])
-    paint_graph(above, parse(results["graph"]))
+    graph = parse(results["graph"])
+    width, height = measure_graph(graph)
+    high = min(max(11 / width * height, 2.0), 8.0)  # inches of the graph in a figure of 11 inches
+    figure = Figure(figsize=(11, high + 3.5), dpi=130, layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[high, 3.2])
+    paint_graph(above, graph)
     above.set_title("the found cell", fontsize=11)
     at = [i for i, score in enumerate(results["scores"]) if score is not None]
     scores = [results["scores"][i] for i in at]

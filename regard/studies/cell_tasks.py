@@ -105,15 +105,21 @@ TASKS: dict[str, Callable[[random.Random], Row]] = {
 
 def cut_windows(count: int, seed: int, data: Path | None) -> Examples:
     """Return windows of a text; even seeds take them from its first nine tenths, odd seeds from the rest."""
-    codes = encode(read_text(data))
+    codes = encode(check_text(data))
     cut = len(codes) * 9 // 10
     part = codes[cut:] if seed % 2 else codes[:cut]
-    if len(part) < 10 * LENGTH:
-        raise RegardError(f"the text has {len(codes):,} characters: give one of at least {100 * LENGTH:,}")
     starts = np.random.default_rng(seed).integers(0, len(part) - LENGTH, count)
     ids = part[starts[:, None] + np.arange(LENGTH + 1)]
     scored = np.tile(np.arange(LENGTH) >= FIRST_SCORED, (count, 1))
     return Examples(ids, scored)
+
+
+def check_text(data: Path | None) -> str:
+    """Return the text of `read_text`; raise a RegardError if it is too short to be cut into windows."""
+    text = read_text(data)
+    if len(text) < 100 * LENGTH:
+        raise RegardError(f"the text has {len(text):,} characters: give one of at least {100 * LENGTH:,}")
+    return text
 
 
 @lru_cache(maxsize=2)

@@ -1,7 +1,7 @@
 """`regard study lstm-odyssey`: the LSTM with peepholes against its eight variants (Greff et al. 2017), at a small scale.
 
 Each variant changes one thing (layers/lstm_variants.py). All have the same width and are trained on three tasks with the
-same seeds, each with the better of two learning rates. A variant differs from the vanilla LSTM on a task if the exact
+same seeds, each with the best of four learning rates. A variant differs from the vanilla LSTM on a task if the exact
 Mann-Whitney test of their accuracies says so at the 5% level.
 """
 
@@ -25,7 +25,15 @@ from regard.files import write_text
 from regard.layers.lstm_variants import VARIANTS
 from regard.look.figures import save
 from regard.studies.job_pool import describe_machine, describe_setting, load_result, run_missing
-from regard.studies.stacked_training import TrainingSizes, Trial, count_parameters, train_stacked
+from regard.studies.stacked_training import (
+    LEARNING_RATES,
+    TrainingSizes,
+    Trial,
+    best_rate,
+    count_parameters,
+    name_largest_rates,
+    train_stacked,
+)
 
 CELL = "lstm-peephole"
 TASKS = ("arithmetic", "brackets", "text")
@@ -37,7 +45,7 @@ class OdysseySizes:
     """Everything that determines the numbers of the study."""
 
     training: TrainingSizes = field(default_factory=lambda: TrainingSizes(steps=300))
-    lrs: tuple[float, ...] = (0.01, 0.03)
+    lrs: tuple[float, ...] = LEARNING_RATES
     seeds: int = 5
 
 
@@ -101,13 +109,17 @@ def study(out: Path, jobs: int = 2, quick: bool = False) -> Path:
         "setting": describe_setting("cpu", quick),
         "sizes": dataclasses.asdict(sizes),
         "jobs": jobs,
-        "seconds": sum(result["seconds"] for result in found.values()),
+        "seconds": sum(result["seconds"] for result in found.values()),  # of all trainings, one after the other
         "parameters": {
             variant: count_parameters(CELL, settings_of(variant), sizes.training.width, sizes.training.embedding)
             for variant in VARIANTS
         },
         "accuracies": best,
         "all": {f"{variant} {task}": result["accuracies"] for (variant, task), result in found.items()},
+        "best_lrs": {
+            task: [best_rate(sizes.lrs, seed) for variant in VARIANTS for seed in found[variant, task]["accuracies"]]
+            for task in TASKS
+        },
         "p": {
             variant: {task: mann_whitney(best[variant][task], best["vanilla"][task]) for task in TASKS}
             for variant in VARIANTS
@@ -153,11 +165,13 @@ def format_table(results: dict[str, Any]) -> str:
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     s, where = results["sizes"], results["setting"]
     note = (
-        f"Median accuracy of {s['seeds']} seeds, each with the better of the learning rates "
-        f"{' and '.join(f'{lr:g}' for lr in s['lrs'])}; cells of width {s['training']['width']}, "
+        f"Median accuracy of {s['seeds']} seeds, each with the best of the learning rates "
+        f"{', '.join(f'{lr:g}' for lr in s['lrs'])}; cells of width {s['training']['width']}, "
         f"{s['training']['steps']:,} steps. Bold: differs from vanilla, p < {LEVEL:g} in the exact Mann-Whitney test; of "
         f"{len(p) * len(TASKS)} such tests about one finds a difference by chance. CPU, torch {where['torch']}, "
-        f"{where['date'][:10]}, {results['seconds'] / 60:.0f} minutes of one process in all."
+        f"{where['date'][:10]}; the trainings took {results['seconds'] / 60:.1f} minutes, added up over "
+        f"{results['jobs']} {'process' if results['jobs'] == 1 else 'processes'}. "
+        f"{name_largest_rates(s['lrs'], results['best_lrs'])}"
     )
     return f"{table}\n\n{note}\n\n```\n{where['command']}\n```\n"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from regard.models.initialization import initialize
 from regard.studies.cell_tasks import VOCABULARY, make_examples
 
 TRAINING_SEED, TEST_SEED = 0, 1  # of the examples
+LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)  # 0.03 or 0.1 is the best for nearly all cells and tasks
 BETAS, EPSILON, MOST_GRADIENT = (0.9, 0.999), 1e-8, 1.0
 
 
@@ -147,6 +148,26 @@ def measure_accuracy(
         right += ((run(flat, part[..., :-1]).argmax(-1) == part[..., 1:]) & mask).sum((1, 2))
     finite = torch.isfinite(flat).all(1)
     return torch.where(finite, right / scored.sum((1, 2)), 0.0).tolist()
+
+
+def best_rate(lrs: Sequence[float], accuracies: Sequence[float]) -> float:
+    """Return the learning rate of the greatest accuracy; of equal ones the first."""
+    return lrs[max(range(len(lrs)), key=lambda k: accuracies[k])]
+
+
+def name_largest_rates(lrs: Sequence[float], best: Mapping[str, Sequence[float]]) -> str:
+    """Return a sentence that says for which tasks the largest learning rate was the best of most trainings.
+
+    Where it was, a larger one might be better still, and the accuracies are too low. `best` has the best rates of a task."""
+    at_end = {task: sum(lr == max(lrs) for lr in rates) for task, rates in best.items()}
+    named = [f"{task} ({n} of {len(best[task])})" for task, n in at_end.items() if 2 * n > len(best[task])]
+    if named:
+        return (
+            f"The largest learning rate, {max(lrs):g}, was the best for most seeds of these tasks: {', '.join(named)}. "
+            "A larger one may be better still."
+        )
+    count, of = sum(at_end.values()), sum(map(len, best.values()))
+    return f"The largest learning rate, {max(lrs):g}, was the best for {count} of {of} seeds, and for most seeds of no task."
 
 
 class StackedAdam:

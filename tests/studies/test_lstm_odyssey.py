@@ -15,7 +15,7 @@ from regard.files import read_json
 from regard.layers.lstm_variants import VARIANTS
 from regard.studies import lstm_odyssey
 from regard.studies.lstm_odyssey import TASKS, OdysseySizes, format_table, mann_whitney
-from regard.studies.stacked_training import TrainingSizes
+from regard.studies.stacked_training import TrainingSizes, best_rate, name_largest_rates
 
 
 def test_the_p_value_is_that_of_the_published_table() -> None:
@@ -74,8 +74,35 @@ def test_a_variant_that_differs_is_bold() -> None:
         "sizes": {"seeds": 5, "lrs": [0.01, 0.03], "training": {"width": 32, "steps": 300}},
         "setting": {"torch": "2.11", "date": "2026-11-18", "command": "regard study lstm-odyssey"},
         "seconds": 60.0,
+        "jobs": 2,
+        "best_lrs": {task: [0.03] * 22 + [0.01] * 23 for task in TASKS},
     }
     table = format_table(results)
     assert "| no-forget-gate | NFG | 1,000 | 0.520 | 0.520 | **0.120** | 0 | 1 |" in table
     assert "| coupled | CIFG | 1,000 | 0.520 | 0.520 | **0.620** | 1 | 0 |" in table
     assert table.count("**") == 4
+    assert "was the best for 66 of 135 seeds, and for most seeds of no task" in table
+
+
+def test_the_note_says_where_the_largest_learning_rate_won() -> None:
+    """With the rates that the study had first, 0.01 and 0.03, all 45 seeds of the text chose the larger one."""
+    rates = {"brackets": [0.01] * 30 + [0.03] * 15, "text": [0.03] * 45}
+    assert "0.03, was the best for most seeds of these tasks: text (45 of 45)." in name_largest_rates(
+        (0.01, 0.03), rates
+    )
+    assert best_rate((0.01, 0.03, 0.1), (0.5, 0.7, 0.7)) == 0.03
+
+
+def test_the_committed_numbers_belong_to_the_page_and_the_largest_rate_is_rarely_the_best() -> None:
+    path = Path(__file__).parents[2] / "docs" / "studies" / "lstm-odyssey.json"
+    results = read_json(path)
+    page = (path.parents[1] / "lectures" / "found-cells.md").read_text()
+    table, note, _ = format_table(results).split("\n\n", 2)
+    assert table in page
+    assert note in page
+    assert OdysseySizes().lrs == tuple(results["sizes"]["lrs"])
+    largest, all_best = max(OdysseySizes().lrs), [lr for rates in results["best_lrs"].values() for lr in rates]
+    assert sum(lr == largest for lr in all_best) < 0.1 * len(all_best)
+    for variant, tasks in results["accuracies"].items():  # the best rates are those of the trainings
+        for task, accuracies in tasks.items():
+            assert accuracies == [max(seed) for seed in results["all"][f"{variant} {task}"]]
