@@ -45,9 +45,11 @@ from regard.metrics.translation_scores import bleu_tokenizer
 from regard.models.model import TranslationModel
 from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer_training import SPACE
 from regard.training.objective import Objective, chunked_token_losses
 
 Ids = list[int]
+PRIVATE_USE = 0xE000  # the first of 6,400 characters that Unicode leaves to programs
 
 
 class SentenceReward:
@@ -55,7 +57,8 @@ class SentenceReward:
 
     GLEU and BLEU compare words, as sacreBLEU's tokenizer for the target language finds them, since translations are
     evaluated by words, and since several segmentations into pieces are the same text. chrF compares characters. Without a
-    tokenizer all of them compare token ids.
+    tokenizer all of them compare token ids. A positional unknown word (tokenizer.positional_unknown) is a word of its own,
+    or one character: it will be replaced by a word, so an `<unk:+2>` that the reference has not is as wrong as another word.
     """
 
     def __init__(
@@ -69,6 +72,9 @@ class SentenceReward:
         languages by the ids of the tokens that name them in the source."""
         self.metric, self.tokenizer, self.language = metric, tokenizer, language
         self.language_tokens = language_tokens or {}
+        self.unknown: dict[int, str] = {}  # a character that is in no text, for each positional unknown word
+        if tokenizer is not None:
+            self.unknown = {id: chr(PRIVATE_USE + i) for i, id in enumerate(tokenizer.positional_unknown())}
 
     def __call__(
         self, samples: Sequence[Sequence[Ids]], references: Sequence[Ids], sources: Sequence[Ids]
@@ -79,11 +85,20 @@ class SentenceReward:
         n = len(samples[0])
         flat = [ids for several in samples for ids in several]
         languages = [self._language_of(ids) for ids in sources]
-        texts = self.tokenizer.decode_batch([*flat, *references])
+        texts = self._texts(self.tokenizer, [*flat, *references])
         repeated = [language for language in languages for _ in range(n)] + languages
         tokens = [self._split(text, language) for text, language in zip(texts, repeated, strict=True)]
         grouped = [tokens[i : i + n] for i in range(0, len(flat), n)]
         return score_samples(grouped, tokens[len(flat) :], self.metric)
+
+    def _texts(self, tokenizer: Tokenizer, rows: Sequence[Ids]) -> list[str]:
+        """Return the texts of token ids, with a character between spaces for each positional unknown word."""
+        if not self.unknown:
+            return tokenizer.decode_batch(rows)
+        space = SPACE if tokenizer.marks_spaces else ""
+        words = {id: f"{space}{character}{space}" for id, character in self.unknown.items()}
+        kept = [[id for id in row if id in words or id not in tokenizer.special_ids] for row in rows]
+        return [tokenizer.join_pieces([words.get(id) or tokenizer.token(id) for id in row]) for row in kept]
 
     def _language_of(self, source: Ids) -> str:
         return next((self.language_tokens[id] for id in source[:1] if id in self.language_tokens), self.language)

@@ -41,14 +41,16 @@ def write_corpus(folder: Path) -> None:
 
 
 def tiny(folder: Path, **changes: Any) -> Config:
-    """The configuration of a run on the corpus in `folder`; changes are `{"train.steps": 3}`."""
+    """The configuration of a run on the corpus in `folder`; changes are `{"train.steps": 3}`.
+
+    A run that starts from another one has the vocabulary of that one."""
     sizes = {"n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 32, "max_len": 32}
     training = {"steps": 14, "batch_tokens": 32, "accumulate": 2, "lr": 3e-3, "warmup": 3, "weight_decay": 0.01}
     every = {"log_every": 2, "valid_every": 3, "save_every": 4, "keep": 2, "average": 2, "samples": 1}
     values = {
         "name": "tiny",
         "data": {"root": str(folder), "train": ["train.tsv"], "valid": ["valid.tsv"]},
-        "tokenizer": {"kind": "char", "vocab_size": 40},
+        "tokenizer": {} if "train.init_from" in changes else {"kind": "char", "vocab_size": 40},
         "model": {**sizes, "dropout": 0.2, "attention_dropout": 0.1},
         "train": {**training, **every, "device": "cpu", "threads": 1},
         "decode": {"max_len_b": 4},

@@ -64,6 +64,7 @@ RECIPES["gpt"] = RECIPES["gpt"].replace('documents = "line"', 'documents = "line
 RECIPES["transformer"] = RECIPES["transformer"].replace("max_len = 32", "max_len = 64")
 RECIPES["odd"] = RECIPES["odd"].replace("d_model = 32", "d_model = 36").replace("d_ff = 64", "d_ff = 67")
 RECIPES["rnn"] = RECIPES["rnn"].replace('documents = "line"\n', "")
+RECIPES["fine-tuning"] = RECIPES["transformer"].replace("[tokenizer]\nvocab_size = 250\n", "")
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp": (2, {}),
     "fsdp": (2, {"parallel": "fsdp"}),
@@ -275,7 +276,7 @@ def test_two_processes_train_on_a_reward_like_one(folder: Path) -> None:
     reward: dict[str, Any] = {"objective": "reward", "init_from": base["run"], "steps": 10, "r_drop": 0.0}
     reward |= {"reward.samples": 3, "reward.likelihood_weight": 0.1}
     made = [
-        {**case(folder, "transformer", f"reward-{name}", **reward), "fixed_samples": True} for name in ("one", "ddp")
+        {**case(folder, "fine-tuning", f"reward-{name}", **reward), "fixed_samples": True} for name in ("one", "ddp")
     ]
     train(folder, [base, made[0]], 0)
     train(folder, made[1:], 2)

@@ -334,6 +334,30 @@ def test_rewards_compare_words_of_the_target_language() -> None:
     assert SentenceReward("chrf", tokenizer, "en")([[ours]], [ours], [[5]])[0, 0] == 1
 
 
+@pytest.mark.parametrize("kind", ["word", "split"])
+def test_positional_unknown_words_are_words_of_their_own(kind: str) -> None:
+    lines = ["der Hund schläft .", "die Katze schläft ."]
+    tokenizer = Tokenizer.train(lines * 3, TokenizerConfig(kind=kind, vocab_size=60, positional_unknown=2))
+    names = {distance: id for id, distance in tokenizer.positional_unknown().items()}
+    der, schläft = tokenizer.encode("der schläft")
+    reference = [der, names[1], schläft]  # 3 words, 2 pairs and 1 triple
+    samples = [
+        reference,
+        [der, names[-1], schläft],  # two words are right
+        [der, names[None], schläft],
+        [der, schläft],
+        [*reference, names[1]],  # 4 + 3 + 2 + 1 n-grams
+        [*reference, *[names[0]] * 5],  # 8 + 7 + 6 + 5
+    ]
+    found = SentenceReward("gleu", tokenizer, "en")([samples], [reference], [[5]])
+    np.testing.assert_allclose(found, [[1, 2 / 6, 2 / 6, 2 / 6, 6 / 10, 6 / 26]], rtol=1e-12)
+    for metric in ("bleu", "chrf"):
+        scores = SentenceReward(metric, tokenizer, "en")([samples], [reference], [[5]])[0]
+        assert scores[0] == pytest.approx(1)
+        assert max(scores[1:]) < 1
+        assert scores[5] < scores[4]
+
+
 # ---- runs --------------------------------------------------------------------------------------------------------------
 
 RUN = {
