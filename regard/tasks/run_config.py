@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -61,6 +62,13 @@ def recipe_warnings(config: Config) -> list[str]:
         found.append(
             f"train.average {train.average} wants as many checkpoints, but train.steps {train.steps:,} with "
             f"train.save_every {train.save_every:,} {f'saves only {saved}' if saved else 'saves none before the end'}"
+        )
+    is_dropout = re.compile(r"model\..*dropout").fullmatch
+    dropouts = [f"{name} {value:g}" for name, value, _ in recipes.flatten(config) if is_dropout(name) and value]
+    if train.objective == "reward" and dropouts:
+        found.append(
+            f"train.objective reward is usually trained without dropout, but {', '.join(dropouts)} is that of the initial "
+            f"model or of the recipe: set it to 0"
         )
     same = [spec for spec in data.test if spec in data.valid and not spec.startswith("toy:")]
     if same and not set(data.train) & set(same):

@@ -163,6 +163,12 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     assert isinstance(model, TranslationModel)
     allow_unknown(config.decode, model, tokenizers)  # refused before training, not at the first validation
     check_coverage(config.decode, model)
+    if tokenizers.target.positional_unknown() and config.decode.replace_unknown == "none":
+        print_message(
+            "warning: the vocabulary has tokens for unknown words (<unk:+1>, ...), which translations leave out while "
+            "decode.replace_unknown is none: set it to copy",
+            quiet,
+        )
     amount = f"{len(train):,} training pairs"
     own = (folder, config, model, tokenizers, token_template, train.key, amount)
     weights = sampling_weights(corpora["train"], train.rows_of_specs, config.data.temperature)

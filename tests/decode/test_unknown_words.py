@@ -165,6 +165,22 @@ def test_a_dictionary_is_found_from_any_folder_and_a_missing_one_is_refused_by_t
         Translator.load(run, "cpu").translate("the dog")
 
 
+def test_training_warns_where_unknown_words_will_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("the dog\tder Hund\n" * 5)
+    data = {"root": str(tmp_path), "train": ["pairs.tsv"], "valid": ["pairs.tsv"]}
+    model = {"preset": "transformer-tiny", "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16}
+    train = {"steps": 1, "warmup": 0, "samples": 0, "device": "cpu", "threads": 1}
+    first: dict[str, Any] = {"name": "first", "data": data, "model": model, "train": train}
+    first |= {"tokenizer": {"kind": "word", "positional_unknown": 7}, "decode": {"replace_unknown": "copy"}}
+    train_config(make_config(first, {}), tmp_path / "first")
+    assert "replace_unknown" not in capsys.readouterr().err
+    second = {"name": "second", "data": data, "train": {**train, "init_from": str(tmp_path / "first")}}
+    train_config(make_config(second, {}), tmp_path / "second")
+    assert "warning: the vocabulary has tokens for unknown words (<unk:+1>, ...)" in capsys.readouterr().err
+
+
 def test_spaces_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizers = make_tokenizers()
     text = "Zorbl-Krax sees"  # four words: Zorbl, -, Krax, sees

@@ -110,6 +110,25 @@ def test_settings_that_cannot_do_what_they_say_are_warned_about(settings: dict[s
     assert re.search(words, found[0])
 
 
+def test_dropout_in_training_on_a_reward_is_warned_about_by_name(recipe: Path, tmp_path: Path) -> None:
+    first = regard.train(recipe, tmp_path / "first", quiet=True)
+    values = {"data": {"train": ["t.{lang}"]}, "train": {"objective": "reward", "init_from": str(first), "warmup": 0}}
+    none = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "model.ff_dropout": 0.0}
+    assert recipe_warnings(make_config(values, none)) == []
+    (found,) = recipe_warnings(make_config(values, {**none, "model.ff_dropout": 0.2}))
+    assert re.search(r"usually trained without dropout, but model\.ff_dropout 0\.2 is", found)
+    recurrent = {
+        "model": {
+            "preset": "gnmt-small",
+            "architecture": "seq2seq",
+            "recurrent": {"weight_dropout": 0.3},
+            "dropout": 0.1,
+        }
+    }
+    (found,) = recipe_warnings(make_config({**values, **recurrent}, {}))
+    assert re.search(r"but model\.dropout 0\.1, model\.recurrent\.weight_dropout 0\.3 is", found)
+
+
 def test_a_warning_is_printed_and_shipped_recipes_have_none(
     recipe: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
