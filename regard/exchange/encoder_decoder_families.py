@@ -115,6 +115,7 @@ def t5_write(config: ModelConfig) -> dict[str, Any]:
 
 
 def list_t5_copies(config: ModelConfig) -> dict[str, str]:
+    """Return the tied tensors: name -> the one it equals."""
     names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
     return dict.fromkeys(names + (["lm_head.weight"] if config.tie == "all" else []), "shared.weight")
 
@@ -257,6 +258,8 @@ SWITCH = Family(
     },
     rules=t5_rules,
     copies=list_t5_copies,
+    # Without tie_word_embeddings transformers ties not even the two embeddings to each other.
+    written_copies=lambda config: list_t5_copies(config) if config.tie == "inputs" else {},
     ignored=T5.ignored,
     read_settings=switch_read,
     write_settings=switch_write,

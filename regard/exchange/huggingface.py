@@ -147,6 +147,7 @@ def write_huggingface(folder: Path, package: ModelPackage) -> ConversionReport:
     report = make_export_report(family, name, rules, every, package.model)
     own_tensors = {n: p.detach().cpu() for n, p in package.model.named_parameters()}
     tensors = export_tensors(rules, own_tensors | family.absorb(config, own_tensors)) | family.constants(config)
+    tensors |= {copy: tensors[of].clone() for copy, of in family.written_copies(config).items()}
     if model_class.headless:
         tensors = {n.removeprefix(family.prefix): x for n, x in tensors.items()}
     if family.model.generates and model_class.prediction_head == "sequence":

@@ -110,6 +110,8 @@ class Family:
     supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     prefix: str = ""  # of the body's tensors in classes with a head
     copies: Callable[[ModelConfig], dict[str, str]] = no_values  # tied tensors: name -> the one it equals
+    # Of these, those that a file must have, since transformers would not tie but draw them.
+    written_copies: Callable[[ModelConfig], dict[str, str]] = no_values
     old_names: tuple[tuple[str, str], ...] = ()  # regular expression of an older name -> the name in the rules
     ignored: tuple[tuple[str, str], ...] = ()  # regular expression of a name, and why Regard does not need it
     constants: Callable[[ModelConfig], dict[str, Tensor]] = no_values  # tensors of theirs that follow from sizes alone

@@ -31,6 +31,8 @@ UNSCALED_BERT = {**BERT, "scale_embeddings": False}
 PAIR: dict[str, Any] = {"preset": "transformer-tiny", "n_encoder_layers": 2, "n_decoder_layers": 1, "max_len": 20}
 PAIR |= {"source_vocab": V, "target_vocab": V, "norm": "post"}
 T5: dict[str, Any] = {"norm": "pre", "norm_kind": "rms", "bias": False, "positions": "t5", "scale_embeddings": False}
+SWITCH: dict[str, Any] = {**T5, "norm_eps": 1e-6, "n_decoder_layers": 2, "feedforward": ("dense", "switch")}
+SWITCH |= {"switch.capacity_factor": 0.0, "switch.eval_capacity_factor": 0.0}
 LLAMA: dict[str, Any] = {
     "norm_kind": "rms",
     "bias": False,
@@ -71,6 +73,8 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
         "T5ForConditionalGeneration",
         {**PAIR, **T5, "d_head": 16, "feedforward": "gated", "activation": "gelu-tanh", "tie": "inputs"},
     ),
+    "switch": ("SwitchTransformersForConditionalGeneration", {**PAIR, **SWITCH, "scale_logits": True}),
+    "switch-own-head": ("SwitchTransformersForConditionalGeneration", {**PAIR, **SWITCH, "tie": "inputs"}),
     "vit": (
         "ViTForImageClassification",
         {"preset": "vit-tiny", "n_encoder_layers": 2, "positions": "learned", "activation": "gelu", "max_len": 10,
