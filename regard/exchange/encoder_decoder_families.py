@@ -91,6 +91,12 @@ def t5_sublayer_rules(part: str, ours: str, theirs: str, config: ModelConfig) ->
     yield from copy_layer(f"{ours}.out", f"{attention}.o", names=WEIGHT)
 
 
+def read_dropouts(their: Their) -> dict[str, float]:
+    """Return our dropouts of attention weights and inside of feed-forward layers: theirs has one rate for all."""
+    rate = their.get("dropout_rate")
+    return dict.fromkeys(("attention_dropout", "ff_dropout"), 0.1 if rate is None else rate)
+
+
 def t5_read(their: Their) -> dict[str, Any]:
     """Return our settings of version 1.0 or 1.1, which is gated and does not scale its logits.
 
@@ -101,8 +107,8 @@ def t5_read(their: Their) -> dict[str, Any]:
     if gate not in ("", "gated") or act not in ACTIVATIONS:
         raise RegardError(f"config.json asks for feed_forward_proj {their['feed_forward_proj']!r}, which Regard lacks")
     scale = their.get("scale_decoder_outputs", their.get("tie_word_embeddings", True) is not False)
-    layers = {"n_decoder_layers": read_size(their, "num_decoder_layers", "num_layers")}
-    return layers | {"feedforward": (gate or "dense",), "activation": ACTIVATIONS[act], "scale_logits": bool(scale)}
+    sizes = {"n_decoder_layers": read_size(their, "num_decoder_layers", "num_layers"), **read_dropouts(their)}
+    return sizes | {"feedforward": (gate or "dense",), "activation": ACTIVATIONS[act], "scale_logits": bool(scale)}
 
 
 def t5_write(config: ModelConfig) -> dict[str, Any]:
@@ -135,7 +141,7 @@ T5 = Family(
         Setting("n_positions", "max_len", 512),
         Setting("relative_attention_num_buckets", "t5.buckets", 32),
         Setting("relative_attention_max_distance", "t5.max_distance", 128),
-        Setting("dropout_rate", "dropout", 0.1),
+        Setting("dropout_rate", "dropout", 0.1),  # `read_dropouts` reads two more of ours from it
         Setting("layer_norm_epsilon", "norm_eps", 1e-6),
     ),
     fixed_settings={"norm": "pre", "norm_kind": "rms", "bias": False, "positions": "t5", "scale_embeddings": False},
@@ -198,6 +204,7 @@ def switch_read(their: Their) -> dict[str, Any]:
     tied, capacity = bool(their.get("tie_word_embeddings", True)), read_size(their, "expert_capacity", default=64)
     return {
         "n_decoder_layers": layers[1],
+        **read_dropouts(their),
         "feedforward": tuple("switch" if x else "dense" for x in pattern),
         "switch.capacity": 0 if capacity >= UNLIMITED else capacity,
         **{"tie": "all" if tied else "inputs", "scale_logits": tied},

@@ -38,7 +38,7 @@ roberta = {**BERT, "max_position_embeddings": 18, "type_vocab_size": 1, "pad_tok
 roberta |= {"layer_norm_eps": 1e-5}  # as published
 marian = {**PAIR, "decoder_vocab_size": V, "pad_token_id": 40, "eos_token_id": 0, "decoder_start_token_id": 40}
 marian |= {"forced_eos_token_id": None, "activation_function": "swish", "scale_embedding": True}
-bart = {**PAIR, "forced_eos_token_id": None}
+bart = {**PAIR, "forced_eos_token_id": None, "attention_dropout": 0.1, "activation_dropout": 0.1}  # as published
 gpt2: dict[str, Any] = {"vocab_size": V, "n_embd": C, "n_layer": LAYERS, "n_head": H, "n_positions": 24}
 
 recurrent: dict[str, Any] = {"vocab_size": V, "hidden_size": C, "num_hidden_layers": LAYERS, **ends}

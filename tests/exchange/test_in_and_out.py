@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from configured import replaced
 from peers import (
     BARE,
     BARE_DECODERS,
@@ -68,7 +69,7 @@ SIZES = {
         "max_len",
     ),
     *("t5", "switch", "mixtral", "disentangled", "vit", "sinusoidal", "n_classes", "mamba2"),
-    *("source_vocab", "target_vocab", "eos_token_id", "suppress_tokens", "dropout", "attention_dropout", "ff_dropout"),
+    *("source_vocab", "target_vocab", "eos_token_id", "suppress_tokens", "dropout"),
 }
 UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": {"positions"}}
 
@@ -82,6 +83,21 @@ def test_presets_are_the_architectures_that_have_their_logits(name: str, tmp_pat
     assert {k: v for k, v in found.items() if k not in ignored} == {
         k: v for k, v in expected.items() if k not in ignored
     }
+
+
+@pytest.mark.parametrize("name", ["t5", "switch"])
+def test_one_rate_of_dropout_there_is_three_here(name: str, tmp_path: Path) -> None:
+    """transformers drops attention weights and numbers inside feed-forward layers with the rate of the residual path."""
+    peer = stirred(name)
+    peer.config.dropout_rate = 0.3
+    peer.save_pretrained(tmp_path / "in")
+    package, _ = read_huggingface(tmp_path / "in", CPU)
+    config = package.config
+    assert (config.dropout, config.attention_dropout, config.ff_dropout) == (0.3, 0.3, 0.3)
+    # Inference has no dropout: a model with three rates can be exported, and that of the residual path is written.
+    package.model.config = replaced(config, dropout=0.2, attention_dropout=0.0)  # type: ignore[assignment]
+    write_huggingface(tmp_path / "out", package)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dropout_rate"] == 0.2
 
 
 @every
