@@ -3,7 +3,8 @@
 The token of a target word at position i whose source word is at position j is `<unk:d>` with d = i - j, or `<unk:null>`
 where the word has no source word or one that is farther away than the vocabulary has tokens for (PosUnk, Luong et al. 2015).
 A model learns to write these tokens, and after decoding each is replaced (decode/unknown_words.py). The source words are
-found by a word alignment that is learned from the corpus itself (text/lexical_alignment.py).
+found by a word alignment (text/lexical_alignment.py). It is learned from the training corpus, for validation data too: a few
+pairs are not enough to learn one.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ ROWS_AT_A_TIME = 4096
 class PairedCorpus:
     """A corpus for `prepare_pair_store` whose targets have the source in front, which their tokens depend on."""
 
-    def __init__(self, corpus: ParallelCorpus | DirectedCorpus) -> None:
-        self.corpus, self.specs = corpus, corpus.specs
+    def __init__(self, corpus: ParallelCorpus | DirectedCorpus, aligned_by: PairedCorpus | None = None) -> None:
+        """Take the corpus, and the one that its word alignment is learned from, by default itself."""
+        self.corpus, self.specs, self.aligned_by = corpus, corpus.specs, aligned_by
         self.has_directions = isinstance(corpus, DirectedCorpus)
 
     def rows_by_spec(self) -> Iterator[Iterator[tuple[str, ...]]]:
@@ -46,11 +48,15 @@ class PairedCorpus:
                     yield source, target
 
     def fingerprint(self) -> str:
-        return "paired " + self.corpus.fingerprint()
+        own = self.corpus.fingerprint()
+        other = self.aligned_by.corpus.fingerprint() if self.aligned_by is not None else own
+        return f"paired {own}" if other == own else f"paired {own} aligned by {other}"
 
 
 class PositionalUnknownTokenizer:
-    """A tokenizer for the targets of a `PairedCorpus`, with positional tokens in place of unknown words."""
+    """A tokenizer for the targets of a `PairedCorpus`, with positional tokens in place of unknown words.
+
+    `corpus` is the one that the word alignment is learned from."""
 
     def __init__(self, tokenizers: Tokenizers, corpus: PairedCorpus) -> None:
         self.tokenizers, self.corpus = tokenizers, corpus

@@ -12,8 +12,9 @@ from torch import nn
 from regard.config import Config
 from regard.data.batches import PairBatches
 from regard.data.multilingual import language_profiles, language_token, target_languages
-from regard.data.pair_store import prepare_pair_store
+from regard.data.pair_store import align_unknown_words, prepare_pair_store
 from regard.data.parallel_corpus import ParallelCorpus, parse_direction
+from regard.data.positional_unknown import PositionalUnknownTokenizer
 from regard.data.token_cache import Filters, Store
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import greedy
@@ -149,8 +150,9 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
         len(token_template.before) + len(token_template.after), len(token_template.start)
     )
     filters = Filters(min(config.data.max_len, longest), config.data.max_ratio)
-    train = _prepare_store(corpora["train"], tokenizers, filters, "training", quiet)
-    valid = _prepare_store(corpora["valid"], tokenizers, Filters(longest), "validation", quiet)
+    unknown_words = align_unknown_words(corpora["train"], tokenizers)
+    train = _prepare_store(corpora["train"], tokenizers, filters, "training", quiet, unknown_words)
+    valid = _prepare_store(corpora["valid"], tokenizers, Filters(longest), "validation", quiet, unknown_words)
     if valid.report.too_long:
         raise RegardError(
             f"{valid.report.too_long} validation pairs are longer than model.max_len {config.model.max_len} allows: "
@@ -233,9 +235,16 @@ def train_tokenizers(corpus: ParallelCorpus, config: Config, quiet: bool) -> Tok
         return Tokenizers(side(0), side(1))
 
 
-def _prepare_store(corpus: ParallelCorpus, tokenizers: Tokenizers, filters: Filters, what: str, quiet: bool) -> Store:
+def _prepare_store(
+    corpus: ParallelCorpus,
+    tokenizers: Tokenizers,
+    filters: Filters,
+    what: str,
+    quiet: bool,
+    unknown_words: PositionalUnknownTokenizer,
+) -> Store:
     """Tokenize a corpus, or take it from the cache, and print how much of it there is."""
     with progress_bar("tokenizing pairs", quiet=quiet) as advance:
-        store = prepare_pair_store(corpus, tokenizers, filters, advance)
+        store = prepare_pair_store(corpus, tokenizers, filters, advance, unknown_words)
     print_message(f"{what} data: {store.report.describe()}", quiet)
     return store

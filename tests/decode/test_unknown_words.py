@@ -26,6 +26,7 @@ from regard.errors import RegardError
 from regard.inference.document_translation import work_identity
 from regard.inference.translator import Translator
 from regard.models.architectures import make_model, preset
+from regard.tasks import prepare_job
 from regard.tasks.run import train_config
 from regard.tasks.run_config import make_config
 from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS_TEMPLATE
@@ -73,6 +74,33 @@ def test_unknown_target_words_say_how_far_their_source_words_are(
         assert names[0] == ["<unk:-1>", "▁sieht", "▁der", "▁den", "<unk:+0>", "."]
         assert names[1] == ["▁der", "▁Hund", "▁sieht", "▁den", "<unk:null>", "."]
         assert [id for id in store.source[0] if id == UNK] == [UNK, UNK]
+
+
+@pytest.mark.parametrize("direction", ["", "@en>de"])
+def test_validation_data_are_aligned_by_what_the_training_pairs_teach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direction: str
+) -> None:
+    """Two of four words and their translations in any order; the validation pair, in reverse order, says nothing."""
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    words, rng = [("eins", "uno"), ("zwei", "due"), ("drei", "tre"), ("vier", "quattro")], random.Random(0)
+    chosen = [rng.sample(words, 2) for _ in range(200)]
+    rows = [[" ".join(pair[i] for pair in rng.sample(own, 2)) for i in (0, 1)] for own in chosen]
+    (tmp_path / "train.tsv").write_text("".join(f"{source}.\t{target}.\n" for source, target in rows))
+    (tmp_path / "valid.tsv").write_text("eins zwei drei vier.\tquattro tre due uno.\n")
+    values: dict[str, Any] = {
+        "data": {"root": str(tmp_path), "train": [f"train.tsv{direction}"], "valid": [f"valid.tsv{direction}"]},
+        "tokenizer": {"kind": "word", "vocab_size": 5 + bool(direction) + 8 + 1, "positional_unknown": 3},
+        "model": {"preset": "transformer-tiny", "n_encoder_layers": 1, "n_decoder_layers": 1, "d_model": 16},
+        "decode": {"replace_unknown": "copy"},
+    }
+    job: Any = prepare_job(tmp_path / "run", make_config(values, {}), quiet=True)
+    target = job.tokenizers.target
+    assert target.pieces(job.valid.target[0]) == ["<unk:-3>", "<unk:-1>", "<unk:+1>", "<unk:+3>", "."]
+    again: Any = prepare_job(tmp_path / "run", make_config(values, {}), quiet=True)  # from the cache
+    assert again.valid.key == job.valid.key
+    corpus = ParallelCorpus((f"valid.tsv{direction}",), "en", "de", tmp_path, "valid")
+    alone = prepare_pair_store(corpus, job.tokenizers, Filters(job.config.model.max_len))
+    assert alone.key != job.valid.key
 
 
 @pytest.mark.parametrize(
