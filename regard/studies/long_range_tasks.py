@@ -1,8 +1,8 @@
 """The tasks of `regard study long-range`, made on the fly: copying, selective copying, associative recall, and a text.
 
 A task gives batches of inputs and labels (B, T) that are made on the device, and scores a model on sequences that it has not
-seen. A label belongs to the token at its own place, and labels of PAD (-1) are not scored. Id 0 is not used, id 1 is a blank,
-id 2 asks for an answer; symbols, keys and values follow.
+seen. A label belongs to the token at its own place, and labels of PAD (-1) are not scored. Id 0 is not used, id 1 is a
+blank, id 2 asks for an answer; symbols, keys and values follow.
 
 | task              | sequence                                            | labels                            |
 |-------------------|-----------------------------------------------------|-----------------------------------|
