@@ -52,7 +52,7 @@ def decode(
     random seeds of the sources; by default source i has `options.seed` + i."""
     check_options(options)
     check_decoding(model, options)
-    check_lengths(sources, max_len, token_template)
+    check_lengths(sources, max_len, token_template, model)
     if uses_cuda_graphs(model, options.beam, options):
         from regard.decode.graphs.engine import NotCapturable
 
@@ -136,14 +136,21 @@ def decode_batches(
     return results
 
 
-def check_lengths(sources: Sequence[Sequence[int]], max_len: int, token_template: SpecialTokenTemplate) -> None:
-    """Refuse sources that are longer than the model's longest, `max_len`."""
+def check_lengths(
+    sources: Sequence[Sequence[int]], max_len: int, token_template: SpecialTokenTemplate, model: Any = None
+) -> None:
+    """Refuse sources that are longer than the model's longest, `max_len`, or too long for a member of an ensemble."""
     around = len(token_template.wrap(()))
     for i, ids in enumerate(sources):
         if len(ids) + around > max_len:
             raise RegardError(
                 f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
                 f"(model.max_len): split it into shorter sentences"
+            )
+        if isinstance(model, Ensemble) and (found := model.find_overlong(token_template.wrap(ids))):
+            raise RegardError(
+                f"sentence {i + 1} has {found[0]} tokens in the vocabulary of another member of the ensemble, which reads "
+                f"at most {found[1]} (model.max_len): split it into shorter sentences"
             )
 
 

@@ -427,7 +427,7 @@ class SharedDecoding:
         seeds: Sequence[int] | None = None,
     ) -> list[list[Hypothesis]]:
         check_options(options)
-        check_lengths(sources, max_len, token_template)
+        check_lengths(sources, max_len, token_template, model)
         check_decoding(model, options)
         of_all = seeds if seeds is not None else range(options.seed, options.seed + len(sources))
         has_ranges = uses_cuda_graphs(model, options.beam, options)

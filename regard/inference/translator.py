@@ -25,7 +25,7 @@ from torch import Tensor
 from regard import model_folder
 from regard.config import DecodeConfig
 from regard.data.multilingual import language_token
-from regard.decode.batch_decoding import decode
+from regard.decode.batch_decoding import check_lengths, decode
 from regard.decode.constrained_beam_search import OutputConstraints, Phrase, decode_constrained
 from regard.decode.constraints import Hypothesis, check_options, searching
 from regard.decode.minimum_bayes_risk import candidate_options, rank_by_risk
@@ -48,6 +48,7 @@ from regard.inference.confidence import token_probability
 from regard.inference.ensemble_loading import load_ensemble
 from regard.inference.sentence_translation import UNSPACED, Advance, SentenceTranslator, split_clauses
 from regard.inference.translation_results import Translation, copy_text, join_nbest, join_parts, map_text
+from regard.models.ensemble import Ensemble
 from regard.models.model import TranslationModel
 from regard.pretrained import DEFAULT, bundled_models, bundled_path
 from regard.terminal import progress_bar
@@ -69,6 +70,7 @@ __all__ = ["Translation", "Translator", "bundled_translator", "translate"]
 CONSTRAINED_BEAM, CONSTRAINED_LENGTH_PENALTY = 16, 0.0
 CUT = "cut off at the length limit (--decode.max_len_b N raises it)"
 UNUSED_TERMS = "terms of the glossary are not used: by way of another language, they need lines for both directions"
+SPARE = 8  # tokens that a sentence may get before it is decoded: of its language, a full stop, or a longer time of day
 SENTENCE_PUNCTUATION = re.compile("[.!?…。！？]")
 
 
@@ -121,7 +123,9 @@ class Translator:
             decode  # a server puts a function here that decodes the sentences of many requests together
         )
         # Room for the special tokens, the language token and a full stop that may be added.
-        around = len(self.token_template.wrap(())) + bool(self.directions) + 1
+        readers = self.model.readers if isinstance(self.model, Ensemble) else ()
+        templates = [self.token_template, *(reader.own_template for reader in readers if reader)]
+        around = max(len(template.wrap(())) for template in templates) + bool(self.directions) + 1
         self.max_sentence_tokens = min(self.options.max_sentence_tokens, self.model.config.max_len - around)
 
     @classmethod
@@ -373,11 +377,16 @@ class Translator:
         return found
 
     def fits(self, text: str) -> bool:
-        """Return whether a sentence has at most `max_sentence_tokens` tokens."""
+        """Return whether a sentence has at most `max_sentence_tokens` tokens, and all members of an ensemble can read it."""
         # A token has at least one byte, so short texts need no tokenizer; some tokenizers add a space in front.
         if len(text.encode()) < self.max_sentence_tokens:
             return True
-        return len(self.tokenizers.source.encode(normalize_typography(text, ""))) <= self.max_sentence_tokens
+        ids = self.tokenizers.source.encode(normalize_typography(text, ""))
+        if len(ids) > self.max_sentence_tokens:
+            return False
+        return not isinstance(self.model, Ensemble) or not self.model.find_overlong(
+            self.token_template.wrap(ids), SPARE
+        )
 
     # ---- alignment ---------------------------------------------------------------------------------------------------
 
@@ -510,6 +519,7 @@ class Translator:
         device = next(self.model.parameters()).device
         limit = self.model.config.max_len
         advance = progress or (lambda done: None)
+        check_lengths(sources, limit, self.token_template, self.model)  # here, where sentences have their numbers
         constraints = self._output_constraints(sentences, languages, force_words, no_repeat_ngram_size)
         plain = [i for i in range(len(sources)) if i not in constraints]
         given = [sources[i] for i in plain]

@@ -38,7 +38,7 @@ class SourceReader:
     def convert(self, source: Tensor, max_len: int) -> Tensor:
         """Return sources (B, S) in the member's own tokens, (B, S')."""
         rows = [[id for id in row if id != PAD] for row in source.tolist()]
-        made = [self._row(row) for row in rows]
+        made = [self.convert_row(row) for row in rows]
         width = max(map(len, made))
         if width > max_len:
             raise RegardError(
@@ -47,7 +47,8 @@ class SourceReader:
             )
         return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in made], device=source.device)
 
-    def _row(self, ids: list[int]) -> list[int]:
+    def convert_row(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of one source, with its special tokens, in the member's own tokens."""
         inner = ids[len(self.first_template.before) : len(ids) - len(self.first_template.after)]
         names = {id: language for language, id in self.first.language_tokens().items()}
         tags = [self.own.language_tokens()[names[id]] for id in inner[:1] if id in names]
@@ -120,6 +121,17 @@ class Ensemble(TranslationModel):
         """The members that read the tokens of the first member, which is one of them."""
         pairs = zip(cast(Any, self.members), self.readers, strict=True)
         return [member for member, reader in pairs if reader is None]
+
+    def find_overlong(self, source: Sequence[int], spare: int = 0) -> tuple[int, int] | None:
+        """Return how many tokens a source has for a member that reads fewer, and how many that reads; None if all read it.
+
+        `source` has the tokens of the first member, with special tokens; `spare` tokens more may be added to it. Members
+        with these tokens are left out: what they read is known from the length of `source` and `config.max_len`."""
+        for member, reader in zip(self.members, self.readers, strict=True):
+            most = cast(Any, member).config.max_len
+            if reader is not None and (n := len(reader.convert_row(source))) + spare > most:
+                return n, most
+        return None
 
     def sources(self, source: Tensor) -> list[Tensor]:
         """Return sources (B, S) as each member reads them."""

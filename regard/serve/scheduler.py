@@ -161,7 +161,7 @@ class Scheduler:
         """Return the translations of each source, best first, as `regard.decode.batch_decoding.decode` does."""
         check_options(options)
         check_decoding(model, options)
-        check_lengths(sources, max_len, template)
+        check_lengths(sources, max_len, template, model)
         samples = options.nbest if options.temperature > 0 else 1
         own = seeds if seeds is not None else range(options.seed, options.seed + len(sources))
         tasks = [

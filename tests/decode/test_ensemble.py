@@ -16,10 +16,12 @@ from tokens import SETTINGS, SOS
 import regard
 from regard import model_folder
 from regard.config import DecodeConfig, TokenizerConfig
+from regard.data.parallel_corpus import ParallelCorpus
 from regard.decode.batch_decoding import decode
 from regard.decode.constrained_beam_search import OutputConstraints, Phrase, decode_constrained
 from regard.decode.constraints import uses_cuda_graphs, why_not_captured
 from regard.errors import RegardError
+from regard.evaluate.evaluation import evaluate
 from regard.inference.ensemble_loading import join_packages
 from regard.inference.translator import Translator
 from regard.model_folder import ModelPackage
@@ -175,13 +177,16 @@ def test_an_ensemble_is_not_captured_and_says_so() -> None:
 LINES = ["ein Haus steht im Garten.", "a house is in the garden.", "der Hund, the dog! 0123456789"] * 3
 
 
-def package(name: str, seed: int, source_kind: str = "byte-bpe", lines: list[str] = LINES) -> ModelPackage:
+def package(
+    name: str, seed: int, source_kind: str = "byte-bpe", lines: list[str] = LINES, directions: tuple[str, ...] = ()
+) -> ModelPackage:
     """Return an untrained translator with a vocabulary for each side."""
+    tokens = tuple(direction.split(">")[1] for direction in directions)
     target = Tokenizer.train(lines, TokenizerConfig(kind="char", vocab_size=280))
-    source = Tokenizer.train(LINES, TokenizerConfig(kind=source_kind, vocab_size=290))
+    source = Tokenizer.train(LINES, TokenizerConfig(kind=source_kind, vocab_size=290, language_tokens=tokens))
     model = random_model(name, seed, len(source), len(target))
     options = DecodeConfig(beam=2, max_len_a=1.0, max_len_b=5)
-    return ModelPackage(model, Tokenizers(source, target), "translation", options, "en", "de")
+    return ModelPackage(model, Tokenizers(source, target), "translation", options, "en", "de", directions)
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +219,37 @@ def test_members_read_the_text_in_their_own_tokens(folders: list[Path]) -> None:
         ]
         found = ensemble(first, target).double().exp()
     torch.testing.assert_close(found, sum(p) / 3, atol=1e-6, rtol=1e-5)
+
+
+LONG = "a house is in the garden. " * 4  # few tokens for the first model, and more characters than the other reads
+
+
+def test_a_sentence_that_one_member_cannot_read_is_refused_by_its_number(folders: list[Path], tmp_path: Path) -> None:
+    translator = Translator.load([folders[0], folders[2]], "cpu")
+    most = translator.model.config.max_len  # type: ignore[union-attr]
+    assert len(translator.tokenizers.source.encode(LONG)) + 1 <= most < len(LONG)
+    message = rf"sentence 3 has 1\d\d tokens in the vocabulary of another member .* at most {most} \(model\.max_len\)"
+    for options in ({}, {"force_words": [["Haus"], [], []]}, {"force_words": [[], [], ["Haus"]]}):
+        with pytest.raises(RegardError, match=message):
+            translator.translate_sentences(["a house", "the dog", LONG], **options)  # type: ignore[arg-type]
+    (tmp_path / "test.tsv").write_text(f"a house\tein Haus\nthe dog\tder Hund\n{LONG}\tein Haus\n")
+    corpus = ParallelCorpus(("test.tsv",), "en", "de", tmp_path, "test")
+    with pytest.raises(RegardError, match=message):
+        evaluate(translator, corpus)
+    assert evaluate(Translator.load([folders[0], folders[1]], "cpu"), corpus).scored == 3
+
+
+def test_texts_are_split_so_that_every_member_can_read_the_sentences() -> None:
+    both = [
+        package("transformer-base", i, kind, directions=("en>de", "de>en"))
+        for i, kind in enumerate(("byte-bpe", "char"))
+    ]
+    alone, ensemble = Translator(both[0]), Translator(join_packages(both, ["a", "b"]))
+    text = LONG.replace(".", "").strip()  # one sentence
+    assert alone.fits(text)
+    assert not ensemble.fits(text)
+    assert ensemble.fits("a house is in the garden.")
+    assert ensemble.translate(["a house.", text], to="de", source="en")[1].target == "de"
 
 
 def test_an_ensemble_translates_aligns_and_streams(folders: list[Path]) -> None:
