@@ -48,7 +48,9 @@ class Part(nn.Module):
     Settings: ClassVar[type] = NoSettings  # a frozen dataclass whose fields are made with `registry.setting`
     tensor_parallel: ClassVar[dict[str, str]] = {}  # child or parameter -> "column" or "row"; else replicated
     no_decay: ClassVar[tuple[str, ...]] = ()  # own parameters without weight decay
-    full_precision: ClassVar[tuple[str, ...]] = ()  # own parameters that stay fp32 where weights are in bf16, fp16 or int8
+    full_precision: ClassVar[
+        tuple[str, ...]
+    ] = ()  # own parameters that stay fp32 where weights are in bf16, fp16 or int8
     random: bool = False  # draws random numbers in training by something other than nn.Dropout
     observed: ClassVar[dict[str, str]] = {}  # name -> child whose input `look.record` stores under this name
 

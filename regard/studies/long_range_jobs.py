@@ -60,7 +60,7 @@ class LongRangeSettings:
     text_heads: int = 6
     text_dropout: float = 0.2  # of attention weights too
     text_batch: int = 64
-    text_steps: int = 4000
+    text_steps: int = 2000
     text_rate: float = 1e-3
     text_every: int = 250  # steps between two validations: the lowest loss counts
     tests: int = 512  # test sequences of each kind
