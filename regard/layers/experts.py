@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -150,7 +151,8 @@ class Experts(FeedForward):
     renormalizes: ClassVar[bool] = (
         True  # without noise, weights are the probabilities of the chosen divided by their sum
     )
-    drops_tokens: bool = False  # an expert takes only so many tokens of a text
+    drops_tokens: bool = False  # outside of training, an expert takes only so many tokens of a text
+    drops_in_training: bool = False
     observed: ClassVar[dict[str, str]] = {"experts": "gates"}
     full_precision: ClassVar[tuple[str, ...]] = ("router",)
     load: Tensor
@@ -287,8 +289,8 @@ def expert_loads(model: nn.Module) -> list[Tensor]:
 
 
 def limited_layers(model: nn.Module) -> list[bool]:
-    """Return whether each mixture of experts, in the order of `expert_loads`, drops tokens over a capacity."""
-    return [part.drops_tokens for part in model.modules() if isinstance(part, Experts)]
+    """Return whether each mixture of experts, in the order of `expert_loads`, drops tokens over a capacity in training."""
+    return [part.drops_in_training for part in model.modules() if isinstance(part, Experts)]
 
 
 def summarize_loads(loads: Sequence[Tensor], limited: Sequence[bool]) -> dict[str, Any]:
@@ -386,8 +388,11 @@ class Switch(Experts):
     """A mixture of experts of which each token uses one, with a capacity for each expert (Switch Transformer).
 
     Capacity is counted in each text: in a row, and in packed rows in each document. Of the tokens of a text that choose an
-    expert, the first ones are taken; the others get 0, so that the residual connection passes them on. A decoding step
-    reads one token of each text, and drops none."""
+    expert, the first ones are taken; the others get 0, so that the residual connection passes them on.
+
+    A share of a text depends on its length, which a decoder does not know while it writes: outside of training, causal
+    layers drop nothing by `eval_capacity_factor`, so that a text has the same probabilities token by token and at once.
+    A decoding step reads one token of each text, and never drops it."""
 
     @dataclass(frozen=True)
     class Settings:
@@ -395,7 +400,9 @@ class Switch(Experts):
         capacity_factor: float = setting(
             1.25, "training: an expert takes at most this many times its even share of a text; 0 = no limit"
         )
-        eval_capacity_factor: float = setting(2.0, "the same outside of training; 0 = no limit")
+        eval_capacity_factor: float = setting(
+            2.0, "the same outside of training, in encoders; decoders have no limit then; 0 = no limit"
+        )
         capacity: int = setting(0, "an expert takes at most this many tokens of a text; 0 = by the factors")
         balance: float = setting(0.01, "weight of the loss that keeps the experts' shares even")
         z_loss: float = setting(0.001, "weight of the router z-loss, which keeps the router's logits small")
@@ -405,10 +412,12 @@ class Switch(Experts):
 
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
-        self.factors = settings.eval_capacity_factor, settings.capacity_factor
+        given = 0.0 if place.causal else settings.eval_capacity_factor, settings.capacity_factor
+        self.factors = tuple(Fraction(str(factor)).as_integer_ratio() for factor in given)  # 1.1 is 11 / 10
         self.capacity, self.jitter = settings.capacity, settings.jitter
         self.balance, self.z_loss = settings.balance, settings.z_loss
-        self.random, self.drops_tokens = settings.jitter > 0, bool(self.capacity or self.factors[0])
+        self.drops_tokens, self.drops_in_training = (bool(self.capacity or factor) for factor in given)
+        self.random = settings.jitter > 0
         self.reads_pieces = not self.drops_tokens  # capacity is counted in whole texts
         self.init_weights()
 
@@ -431,10 +440,11 @@ class Switch(Experts):
         weight, chosen = probabilities.max(-1, keepdim=True)
         z_loss = mean_over(logits.logsumexp(-1).square(), real)
         loss = self.balance * balance_loss(probabilities, chosen, real) + self.z_loss * z_loss
-        factor = self.factors[self.training]
-        if ctx.apply is not apply_step and (self.capacity or factor):
+        above, below = self.factors[self.training]
+        if ctx.apply is not apply_step and (self.capacity or above):
             number, length = count_in_texts(chosen.view(ctx.positions.shape), self.experts, ctx.positions)
-            capacity = self.capacity or (factor * length.double() / self.experts).ceil()
+            below *= self.experts
+            capacity = self.capacity or (length * above + below - 1) // below  # rounded up
             chosen = torch.where((number < capacity).view_as(chosen), chosen, self.experts)
         return Routing(chosen, weight, loss)
 

@@ -22,6 +22,7 @@ from regard.layers.experts import (
     Experts,
     count_in_texts,
     expert_loads,
+    limited_layers,
     noisy_top_k,
     sort_by_expert,
     summarize_loads,
@@ -286,7 +287,10 @@ def model(architecture: str, feedforward: str, **settings: Any) -> Any:
 @pytest.mark.parametrize("feedforward", [*FORMS, "dense,switch", "mixtral,gated,noisy-experts"])
 @pytest.mark.parametrize("architecture", ["gpt", "transformer"])
 def test_cached_decoding_equals_full_forward(architecture: str, feedforward: str) -> None:
-    limits = NO_LIMIT if "switch" in feedforward else {}
+    if architecture == "gpt" or "switch" not in feedforward:
+        limits = {}
+    else:  # an expert of the encoder takes one token of a source
+        limits = {"switch.eval_capacity_factor": 1.0}
     net = model(architecture, feedforward, n_decoder_layers=3, **limits).eval()
     source, target = torch.randint(5, 30, (3, 6)), torch.randint(5, 30, (3, 7))
     source[1, 4:] = -1
@@ -299,6 +303,16 @@ def test_cached_decoding_equals_full_forward(architecture: str, feedforward: str
             state = net.begin(source)
         for t in range(2 if architecture == "gpt" else 0, 7):
             torch.testing.assert_close(net.step(target[:, t], state), whole[:, t], atol=1e-4, rtol=1e-4)
+
+
+@every
+def test_later_tokens_change_nothing_before_them(name: str) -> None:
+    """Not even by the capacity, which is a share of the length, with default settings."""
+    net, ids = model("gpt", name).eval(), torch.randint(5, 30, (4, 16))
+    with torch.no_grad():
+        whole = net(ids)
+        for length in (1, 5, 11):
+            torch.testing.assert_close(net(ids[:, :length]), whole[:, :length], atol=1e-4, rtol=1e-4)
 
 
 def test_a_list_of_feedforward_layers_is_repeated_over_the_blocks() -> None:
@@ -428,14 +442,29 @@ def test_metrics_of_loads() -> None:
     assert summarize_loads(loads[:1], [False])["dropped_tokens"] == 0
 
 
-def test_the_capacity_is_rounded_up_from_the_exact_product() -> None:
-    """1.2 * 25 / 5 is 6, and in fp32 a little more, which would be rounded up to 7."""
-    settings = {"switch.capacity_factor": 1.2, "switch.eval_capacity_factor": 1.2, "switch.experts": 5}
+@pytest.mark.parametrize(("limits", "limited"), [((0.5, 0.0), True), ((0.0, 2.0), False), ((0.0, 0.0), False)])
+def test_dropped_tokens_are_a_share_of_those_of_layers_that_drop_in_training(
+    limits: tuple[float, float], limited: bool
+) -> None:
+    names = ("capacity_factor", "eval_capacity_factor")
+    settings = {f"switch.{name}": value for name, value in zip(names, limits, strict=True)}
+    net = model("gpt", "switch", **settings).train()
+    net(torch.randint(5, 30, (4, 16)))
+    assert limited_layers(net) == [limited] * 2
+    assert (0 < summarize_loads(expert_loads(net), limited_layers(net))["dropped_tokens"] < 1) == limited
+
+
+@pytest.mark.parametrize(("factor", "length", "experts", "capacity"), [(1.2, 25, 5, 6), (1.1, 800, 8, 110)])
+def test_the_capacity_is_rounded_up_from_the_exact_product(
+    factor: float, length: int, experts: int, capacity: int
+) -> None:
+    """Some products are a little more than that, in fp32 or in fp64, and would be rounded up to one more."""
+    settings = {"switch.capacity_factor": 0.0, "switch.eval_capacity_factor": factor, "switch.experts": experts}
     part = layer("switch", **settings).eval().float()
     with torch.no_grad():
         part.router.zero_()  # all tokens choose the same expert
-    chosen = part.route(torch.ones(25, C), torch.ones(25, dtype=torch.bool), context(25)).chosen
-    assert (chosen < 5).sum() == 6
+    chosen = part.route(torch.ones(length, C), torch.ones(length, dtype=torch.bool), context(length)).chosen
+    assert (chosen < experts).sum() == capacity
 
 
 def test_int8_leaves_experts_and_router_in_fp32() -> None:
