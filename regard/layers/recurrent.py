@@ -279,12 +279,15 @@ class InterleavedRecurrent(nn.Module):
         The last tensors of the state are those of the highest layer that reads backward."""
         outs, ends = [], ()
         for name, column in self.columns.items():
-            begins_backward = (name == "backward_") == (len(column.layers) % 2 == 1)  # type: ignore[arg-type]
-            turn = (lambda t: t.flip(1)) if begins_backward else (lambda t: t)
+            turn = (lambda t: t.flip(1)) if self.begins_backward(name) else (lambda t: t)
             out, end = column(turn(x), None, None if real is None else turn(real))
             outs.append(turn(out))
             ends += end
         return torch.cat(outs, -1), ends
+
+    def begins_backward(self, name: str) -> bool:
+        """Return whether the lowest layer of a column reads backward."""
+        return (name == "backward_") == (len(self.columns[name].layers) % 2 == 1)  # type: ignore[arg-type]
 
 
 def half_projection(cell: Cell) -> int:

@@ -28,9 +28,9 @@ from regard.layers.variational_dropout import VariationalDropout
 class RecurrentFeedForward(nn.Module):
     """A feed-forward part after a recurrent layer, with a sigmoid, dropout and a residual connection."""
 
-    def __init__(self, part: FeedForward, dropout: VariationalDropout) -> None:
+    def __init__(self, part: FeedForward, dropout: VariationalDropout, place: Place) -> None:
         super().__init__()
-        self.part, self.dropout = part, dropout
+        self.part, self.dropout, self.place = part, dropout, place
         self._auxiliary = LastValue()
 
     @property
@@ -62,8 +62,12 @@ def make_feedforwards(
     s, name = config.table(RecurrentSettings), config.recurrent_feedforward
     if not name:
         return []
-    places = [Place(side, first + i, side == "decoder") for i in range(len(widths))]
-    parts = (
-        make_part("feedforward", name, feedforward_config(config, w), p) for w, p in zip(widths, places, strict=True)
-    )
-    return [RecurrentFeedForward(part, VariationalDropout(s.hidden_dropout, s.variational)) for part in parts]
+    places = [Place(side, first + i, side == "decoder", first + i) for i in range(len(widths))]
+    return [
+        RecurrentFeedForward(
+            make_part("feedforward", name, feedforward_config(config, width), place),
+            VariationalDropout(s.hidden_dropout, s.variational),
+            place,
+        )
+        for width, place in zip(widths, places, strict=True)
+    ]

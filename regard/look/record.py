@@ -31,7 +31,8 @@ returns how far it is from the result of the recomputed weights.
 `self` is followed by `cross` in a decoder and by `ff`. A parallel block makes one sum of all its sublayers, which has
 the name of the last. A part declares which of its inner vectors are kept (`mix`, `inner`: `Part.observed`). Nothing is
 computed twice: a sum is taken from the norm that computes it. The last sum of a pre-norm stack is computed here,
-without dropout. Recurrent models have logits only.
+without dropout. Recurrent models have logits, and the vectors of feed-forward parts between their layers: the part after
+layer 0 of the encoder is encoder.0.ff, in the two columns of Deep-Att encoder.forward.0.ff and encoder.backward.0.ff.
 
 A search moves its hypotheses at every step, so decoding is not recorded while it runs: the engine reads the best
 hypothesis of each sentence once more, and that forward pass is recorded, with its `sentences` and `tokens`.
@@ -60,7 +61,9 @@ from regard.layers.block import Block
 from regard.layers.hooks import AttentionHook, Recording
 from regard.layers.mixers.attention import Attention
 from regard.layers.part import Part
+from regard.layers.recurrent import InterleavedRecurrent
 from regard.layers.recurrent_attention import Alignment
+from regard.layers.recurrent_feedforward import RecurrentFeedForward
 from regard.layers.stack import Stack
 
 Layer = Attention | Alignment
@@ -287,10 +290,42 @@ def record_stream(model: nn.Module, keep: Callable[[str, Tensor], None]) -> Iter
         for path, module in model.named_modules():
             if isinstance(module, Stack):
                 StreamRecorder(module, short_name(path), keep, entered)
+        for name, part, is_reversed in recurrent_parts(model):
+            turned = (lambda name, x: keep(name, x.flip(1))) if is_reversed else keep
+            observe_part(part, name, turned, entered)
         head = getattr(model, "prediction_head", None) or getattr(model, "head", None)
         if isinstance(head, nn.Module):
             add_forward_hook(entered, head, lambda logits: keep("logits", logits))
         yield
+
+
+def recurrent_parts(model: nn.Module) -> Iterator[tuple[str, Part, bool]]:
+    """Yield the name of each part between recurrent layers, the part, and whether it is given a text from its end on."""
+    columns: dict[nn.Module, tuple[str, bool]] = {}
+    for module in model.modules():
+        if isinstance(module, InterleavedRecurrent):
+            for name, column in module.columns.items():
+                for i, layer in enumerate(column.feedforwards):  # type: ignore[arg-type]
+                    columns[layer] = f"{name.rstrip('_')}.", module.begins_backward(name) != (i % 2 == 1)
+    for module in model.modules():
+        if isinstance(module, RecurrentFeedForward):
+            column, is_reversed = columns.get(module, ("", False))
+            yield f"{module.place.side}.{column}{module.place.index}.ff", module.part, is_reversed
+
+
+def observe_part(part: Part, name: str, keep: Callable[[str, Tensor], None], entered: ExitStack) -> None:
+    """Call `keep` with the input, the observed vectors and the output of a part, until `entered` is closed."""
+
+    def keep_input(name: str, args: tuple[Any, ...]) -> None:
+        keep(name, args[0])
+
+    def keep_output(result: Any) -> None:
+        keep(f"{name}.output", result[0] if isinstance(result, tuple) else result)  # a tuple also holds a loss
+
+    add_forward_pre_hook(entered, part, partial(keep_input, f"{name}.input"))
+    for vectors, child in part.observed.items():
+        add_forward_pre_hook(entered, part.get_submodule(child), partial(keep_input, f"{name}.{vectors}"))
+    add_forward_hook(entered, part, keep_output)
 
 
 class StreamRecorder:
@@ -309,7 +344,8 @@ class StreamRecorder:
 
     def add_block(self, block: Block, name: str) -> None:
         for kind, part in block.sublayers.items():
-            self.add_sublayer(part, f"{name}.{kind}")
+            assert isinstance(part, Part)
+            observe_part(part, f"{name}.{kind}", self.keep, self.entered)
         outer = block.observe  # None, or the observer of an outer recording, which must be called as well
 
         def observe(sublayer: str, x: Tensor, y: Tensor | None) -> None:
@@ -318,20 +354,6 @@ class StreamRecorder:
             self.keep_sum(f"{name}.{sublayer}.stream", x, y)
 
         self.entered.enter_context(patch_attribute({block: observe}, "observe"))
-
-    def add_sublayer(self, sublayer: nn.Module, name: str) -> None:
-        assert isinstance(sublayer, Part)
-        add_forward_pre_hook(self.entered, sublayer, partial(self.keep_input, f"{name}.input"))
-        for vectors, child in sublayer.observed.items():
-            hook = partial(self.keep_input, f"{name}.{vectors}")
-            add_forward_pre_hook(self.entered, sublayer.get_submodule(child), hook)
-        add_forward_hook(self.entered, sublayer, partial(self.keep_output, f"{name}.output"))
-
-    def keep_input(self, name: str, args: tuple[Any, ...]) -> None:
-        self.keep(name, args[0])
-
-    def keep_output(self, name: str, result: Any) -> None:
-        self.keep(name, result[0] if isinstance(result, tuple) else result)  # a tuple also holds an auxiliary loss
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         self.keep(f"{self.name}.embedding", x)

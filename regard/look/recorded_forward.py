@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.decode.batch_decoding import decode
 from regard.errors import RegardError
+from regard.inference.arguments import decode_config
 from regard.inference.translator import Translator
 from regard.look.interventions import layer_kind
 from regard.look.model_trace import TraceRequest, body_of
@@ -86,18 +88,40 @@ def record_translation(request: TraceRequest, patterns: Patterns, stream: bool) 
     """Translate a text and record the reading of the hypothesis that is returned."""
     translator = Translator(request.package)
     ids = translator.read(request.text, request.options.get("to"))
-    with record(translator.model, patterns, stream=stream) as tape:
-        (translation,) = translator.translate_sentences([request.text], **request.options)
-    records = last_records(tape)
-    tokens = next(iter(records.values())).tokens
-    assert tokens is not None
-    tokenizers, (written,) = translator.tokenizers, tokens
+    if attention_layers(translator.model):
+        with record(translator.model, patterns, stream=stream) as tape:
+            (translation,) = translator.translate_sentences([request.text], **request.options)
+        tokens = next(iter(last_records(tape).values())).tokens
+        assert tokens is not None
+        (written,), output = tokens, translation.text
+    else:
+        tape, written, output = read_translation(translator, request, ids, patterns, stream)
+    tokenizers = translator.tokenizers
     source = token_sequence("source token", tokenizers.source, ids)
     # Row t of a decoder has read token t, and its attention is used to predict token t + 1.
     read = token_sequence("target token (as read)", tokenizers.target, written[:-1])
     predicted = token_sequence("target token (as written)", tokenizers.target, written[1:])
     sequences = {"encoder": (source, source), "decoder": (read, read), "cross": (predicted, source)}
-    return RecordedForward(records, last_vectors(tape), sequences, translation.text)
+    return RecordedForward(last_records(tape), last_vectors(tape), sequences, output)
+
+
+@torch.no_grad()
+def read_translation(
+    translator: Translator, request: TraceRequest, ids: list[int], patterns: Patterns, stream: bool
+) -> tuple[Tape, list[int], str]:
+    """Translate a text by a model without attention, whose decoding does not know recorders, and read the translation.
+
+    Returns the recording, the tokens of the translation, and its text."""
+    options = {name: value for name, value in request.options.items() if name != "to"}
+    template, limit = translator.token_template, translator.model.config.max_len
+    inner = ids[len(template.before) : len(ids) - len(template.after)]
+    source, chosen = request.to_batch(ids), decode_config(translator.options, options)
+    ((best, *_),) = decode(translator.model, [inner], chosen, limit, source.device, token_template=template)
+    ended = [translator.model.config.eos_token_id] * best.ended
+    written = [*template.start, *best.tokens, *ended]
+    with record(translator.model, patterns, stream=stream) as tape:
+        translator.model(source, request.to_batch(written[:-1]))
+    return tape, written, translator.tokenizers.target.decode(best.tokens)
 
 
 def record_text(request: TraceRequest, patterns: Patterns, stream: bool) -> RecordedForward:

@@ -24,6 +24,9 @@ TRAINING_VALUES = {  # what training logs beside its loss: title, axis, whether 
     "lr": ("learning rate", "learning rate", False),
     "grad_norm": ("norm of the gradient, before clipping", "|gradient|", True),
     "tokens_per_s": ("speed", "tokens/s", False),
+    "expert_load_max": ("tokens of the busiest expert, 1 = even", "times the mean", False),
+    "expert_load_min": ("tokens of the idlest expert, 1 = even", "times the mean", False),
+    "dropped_tokens": ("tokens over the capacity of their expert", "share", False),
 }
 
 
