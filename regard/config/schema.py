@@ -472,7 +472,7 @@ class DecodeConfig:
         0.0, "b: beam search adds b * sum of log(min(attention, 1)) over the source tokens to a score; 0 = off"
     )
     prune: float = setting(
-        0.0, "beam search drops hypotheses whose log p is this much below that of the best; 0 = none, 3 in GNMT"
+        0.0, "beam search drops hypotheses whose log p is this much below the best of their length; 0 = none, 3 in GNMT"
     )
     min_len: int = setting(0, "tokens before the end token is allowed", most=1 << 24)
     max_len_a: float = setting(2.0, "at most a * source length + b tokens ...")

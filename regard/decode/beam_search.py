@@ -7,8 +7,8 @@ the end token. GNMT (Wu et al. 2016) divides by ((5 + |y|) / 6)^a instead (`deco
 
 where p_ij is the attention weight of source token i in the step that generated token j (decode/source_attention.py): a
 translation that leaves a part of its source out scores less. Source tokens are all that the encoder reads, special tokens
-included; a sum below 1e-9 counts as that. `decode.prune` drops hypotheses whose log p is that much below the best of their
-sentence, open or finished.
+included; a sum below 1e-9 counts as that. `decode.prune` drops candidates whose log p is that much below the best candidate
+of the same step, which is as long, and finished hypotheses whose score is that much below the best finished one.
 
 Each step takes the 2K best candidates, extensions of the K open hypotheses by one token: those among the
 first K that end are kept as finished, the best K others stay open (2K, because each of the K has one extension that ends).
@@ -222,8 +222,7 @@ def extend(beams: Beams, log_p: Tensor, options: DecodeConfig, end: int) -> Tens
     rows = log_p.shape[0] // b  # 1 at the first step, else K
     value, parent, token = best_extensions(log_p.view(b, rows, -1), beams.log_prob[:, :rows], 2 * k)
     if options.prune:
-        best = torch.maximum(value[:, 0], beams.done_log_prob.amax(1))
-        value = value.masked_fill(value < (best - options.prune)[:, None], -torch.inf)
+        value = value.masked_fill(value < value[:, :1] - options.prune, -torch.inf)  # all have the same length
     at = beams.step[:, None, None]  # (B, 1, 1), where the new tokens are written
     ends = (token == end) | (beams.step + 1 >= beams.limit)[:, None]
     if ends.any():
@@ -333,5 +332,5 @@ def collect(beams: Beams, stopped: Tensor, options: DecodeConfig, found: dict[in
         found[sentence] = [
             Hypothesis(ids[: n - (ids[n - 1] == end)], score, log_prob, ids[n - 1] == end)
             for ids, score, log_prob, n in ranked
-            if n > 0 and score > -torch.inf
+            if n > 0 and score > -torch.inf and (not options.prune or score >= scores[0] - options.prune)
         ][: options.nbest]

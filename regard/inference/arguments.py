@@ -23,7 +23,7 @@ class TranslateOptions(TypedDict, total=False):
     length_penalty: float | None  # exponent a in log p(y) / |y|^a
     length_norm: Literal["power", "gnmt"] | None  # |y|^a, or ((5 + |y|) / 6)^a
     coverage_penalty: float | None  # weight of the attention that source tokens lack
-    prune: float | None  # drop hypotheses whose log p is this much below the best
+    prune: float | None  # drop hypotheses whose log p is this much below the best of their length
     min_len: int | None  # least number of tokens
     max_len_a: float | None  # at most a * source length + b tokens
     max_len_b: int | None

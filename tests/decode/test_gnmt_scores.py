@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from configured import model_config
-from oracle import EOS, LogP, Prefix, Said, TableModel, TableState, padded, random_table, successors, tiny_transformer
+from oracle import EOS, FIRST_WORD, LogP, Prefix, Said, TableModel, TableState, padded, random_table, successors, tiny_transformer
 from tokens import SETTINGS, SOS
 from torch import Tensor
 
@@ -113,8 +113,7 @@ def slow_gnmt_beam(
         ]
         offers = sorted(offers, key=lambda o: -o[2])[: 2 * k]
         if prune:
-            kept_best = max([offers[0][2], *(s[2] for s in done)])
-            offers = [o if o[2] >= kept_best - prune else (*o[:2], -math.inf, o[3]) for o in offers]
+            offers = [o if o[2] >= offers[0][2] - prune else (*o[:2], -math.inf, o[3]) for o in offers]
         for said, token, total, weights in offers[:k]:
             ends = token == EOS
             if (ends or length == limit) and total > -math.inf:
@@ -124,7 +123,7 @@ def slow_gnmt_beam(
         alive = [((*said, token), total, weights) for said, token, total, weights in open_][:k]
         if not alive:
             break
-    return done
+    return [s for s in done if not prune or s[1] >= done[0][1] - prune]
 
 
 def assert_same(found: list[Said], expected: list[Said], tolerance: float = 2e-5) -> None:
@@ -186,6 +185,21 @@ def test_pruning_drops_what_is_far_below_the_best(prune: float, seed: int, monke
         expected = slow_gnmt_beam(partial(table, name[0]), lambda said: np.ones(1), 4, 8, prune, "power", 1.0, 0.0)
         assert_same(ranked, expected)
         assert 1 <= len(ranked) <= 4
+
+
+def test_pruning_does_not_compare_open_hypotheses_with_shorter_finished_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty translation has log p -1.2. The best one falls below -2.7 and has a better score, -2.81 * 6 / 17."""
+
+    def table(name: int, said: Prefix) -> np.ndarray:
+        p = np.full(FIRST_WORD + 2, 1e-6)
+        p[[EOS, FIRST_WORD, FIRST_WORD + 1]] = (0.3, 0.7, 1e-6) if not said else (1e-6, 0.8, 0.2)
+        return np.log(p / p.sum())
+
+    model = AttentiveTable(table, random_attention(0))
+    options = {"length_norm": "gnmt", "length_penalty": 1.0, "beam_stop": "proven"}
+    plain, pruned = (search(model, 12, monkeypatch, beam=3, prune=prune, **options) for prune in (0.0, 1.5))
+    assert plain[0][0][0] == [FIRST_WORD] * 12
+    assert pruned == plain
 
 
 def test_a_source_token_without_attention_costs_a_finite_amount(monkeypatch: pytest.MonkeyPatch) -> None:
