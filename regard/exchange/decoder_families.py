@@ -211,6 +211,11 @@ def llama_write(config: ModelConfig) -> dict[str, Any]:
     return theirs | {"tie_word_embeddings": is_tied(config)}
 
 
+def scaling_difference(config: ModelConfig) -> list[str]:
+    """Return what no rotary type of transformers is: our "ntk" has one frequency for all lengths, theirs one for each."""
+    return ["rope.scaling is 'ntk', not 'none' or 'linear'"] if config.value("rope.scaling") == "ntk" else []
+
+
 LLAMA = Family(
     name="LLaMA",
     model_type="llama",
@@ -241,6 +246,7 @@ LLAMA = Family(
     read_settings=llama_read,
     write_settings=llama_write,
     custom_settings=("bias", "rope.base", "rope.scaling", "rope.factor"),
+    find_differences=scaling_difference,
     derived_settings=no_values,
 )
 

@@ -63,7 +63,7 @@ def read_huggingface(folder: Path, device: torch.device) -> tuple[ModelPackage, 
             {"n_classes": len(labels)} if labels else {}
         )
         sizes |= special.model_settings()
-        config = family.to_ours(their, model_class, **sizes, **read_head_settings(family, checkpoint))
+        config = family.to_ours(their, model_class, **sizes, **read_head_settings(family, model_class, checkpoint))
         token_template = read_token_template(family, tokenizer, their, special)
         decode = read_decode_config(their)
     report = ConversionReport(family.name, name)
@@ -109,15 +109,20 @@ def build_model(
 
 
 LOGITS_BIAS = "final_logits_bias"
+OUTPUT_MATRICES = {"lm_head.weight", "head.weight"}  # of decoders
 
 
-def read_head_settings(family: Family, checkpoint: SafetensorsCheckpoint) -> dict[str, Any]:
+def read_head_settings(family: Family, model_class: ModelClass, checkpoint: SafetensorsCheckpoint) -> dict[str, Any]:
     """Return the settings of the head that only the tensors show.
 
-    These are whether T5's head is tied, since newer versions of transformers write tie_word_embeddings true in any case, and
-    whether the logits' bias of BART and Marian is more than zeros.
+    These are whether T5's head is tied, since newer versions of transformers write tie_word_embeddings true in any case;
+    whether the logits' bias of BART and Marian is more than zeros; and that a bare decoder without an output matrix predicts
+    with its embedding, whatever config.json says. A folder that does not name its class is taken for a bare one, and may
+    have that matrix.
     """
     names = checkpoint.files.keys()
+    if model_class.headless and family.model.generates:
+        return {} if OUTPUT_MATRICES & names else {"tie": "all"}
     if LOGITS_BIAS in names:
         return {"head_bias": bool(checkpoint.tensor(LOGITS_BIAS).any())}
     if family.model_type != "t5":

@@ -145,10 +145,7 @@ class Family:
             "architecture": self.architecture,
             "prediction_head": model_class.prediction_head,
         }
-        ours |= {**self.fixed_settings, **self.read_settings(their)}
-        if model_class.headless and self.model.generates:
-            ours["tie"] = "all"  # the file has no output matrix, whatever config.json says about its tying
-        return build(nest({**ours, **more}), ModelConfig, "model.")
+        return build(nest({**ours, **self.fixed_settings, **self.read_settings(their), **more}), ModelConfig, "model.")
 
     def to_theirs(self, config: ModelConfig, before: Their) -> dict[str, Any]:
         supported = self.supported_values.items()

@@ -112,6 +112,7 @@ MAMBA = Family(
 
 # ---- RWKV -------------------------------------------------------------------------------------------------------------
 
+NORM_EPS = 1e-5  # of the last norm of all models of this family
 SHARE = (drop_leading_dims(2),)  # the shares of the token before are (1, 1, C) there
 
 
@@ -141,6 +142,11 @@ def rwkv_rules(config: ModelConfig) -> Iterator[Rule]:
 def rwkv_read(their: Their) -> dict[str, Any]:
     """Return our inner width; the width of the time mix must be that of the model."""
     width = read_size(their, "hidden_size")
+    if (eps := their.get("layer_norm_epsilon", NORM_EPS)) != NORM_EPS:
+        raise RegardError(
+            f"config.json has layer_norm_epsilon {eps}: RWKV of transformers has {NORM_EPS} in its last norm whatever this "
+            f"setting says, and Regard has one model.norm_eps for all norms, so only {NORM_EPS} can be read"
+        )
     own = read_size(their, "attention_hidden_size", default=width)
     if own != width:
         raise RegardError(f"config.json has attention_hidden_size {own}: Regard has hidden_size {width} there")
@@ -164,10 +170,10 @@ RWKV = Family(
         Setting("hidden_size", "d_model"),
         Setting("num_hidden_layers", "n_decoder_layers"),
         Setting("context_length", "max_len", 1024),
-        Setting("layer_norm_epsilon", "norm_eps", 1e-5),
     ),
     fixed_settings={
         "mixer": ("rwkv",),
+        "norm_eps": NORM_EPS,
         "feedforward": ("rwkv-channel-mix",),
         "norm": "pre",
         "positions": "none",
@@ -181,7 +187,7 @@ RWKV = Family(
     write_settings=rwkv_write,
     # transformers halves the stream every so many layers in inference, and the weights with it, which changes nothing but
     # the rounding: such folders are read, and 0, which is never, is written.
-    extra_settings={"rescale_every": 0},
+    extra_settings={"rescale_every": 0, "layer_norm_epsilon": NORM_EPS},
     custom_settings=("d_ff",),
     derived_settings=no_values,
 )

@@ -44,6 +44,8 @@ LLAMA: dict[str, Any] = {
 DEBERTA: dict[str, Any] = {**BERT, "encoder_positions": "disentangled", "scale_embeddings": False, "token_types": 0}
 DEBERTA |= {"disentangled.reach": 10}
 
+STATE: dict[str, Any] = {"n_decoder_layers": 2, "d_model": 64, "target_vocab": V, "max_len": 20}
+
 HOME: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {**GPT, "positions": "learned", "activation": "gelu-tanh", "scale_embeddings": False}),
     "gpt2-own-head": (
@@ -55,6 +57,11 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
         {**GPT, "positions": "learned", "scale_embeddings": False, "prediction_head": "sequence", "n_classes": 3},
     ),
     "llama": ("LlamaForCausalLM", {**GPT, **LLAMA, "n_kv_heads": 2, "tie": "none", "scale_embeddings": False}),
+    "mamba": ("MambaForCausalLM", {**STATE, "preset": "mamba-tiny", "mamba.d_state": 6, "mamba.dt_rank": 3}),
+    "mamba-own-head": ("MambaForCausalLM", {**STATE, "preset": "mamba-tiny", "tie": "none", "bias": True}),
+    "mamba2": ("Mamba2ForCausalLM", {**STATE, "preset": "mamba2-tiny", "mamba2.d_head": 32, "mamba2.d_state": 12}),
+    "rwkv": ("RwkvForCausalLM", {**STATE, "preset": "rwkv-tiny", "d_ff": 96}),
+    "rwkv-tied": ("RwkvForCausalLM", {**STATE, "preset": "rwkv-tiny", "tie": "all"}),
     "bloom": (
         "BloomForCausalLM",
         {**GPT, "positions": "alibi", "activation": "gelu-tanh", "scale_embeddings": False, "embedding_norm": True},
@@ -85,7 +92,9 @@ HOME: dict[str, tuple[str, dict[str, Any]]] = {
 
 def model_of(settings: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
-    model = make_model(model_config(**settings)).eval()
+    own = {name: value for name, value in settings.items() if name != "preset"}
+    uses_preset = settings["preset"].split("-")[0] in ("mamba", "mamba2", "rwkv")  # the others begin with the defaults
+    model = make_model(preset(settings["preset"], **own) if uses_preset else model_config(**settings)).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))
@@ -189,6 +198,8 @@ def test_a_tokenizer_goes_with_its_model(tmp_path: Path) -> None:
     [
         ("gpt2", {"positions": "fire"}, r"nearest is GPT-2, but positions is 'fire', not 'learned'"),
         ("gpt2", {"attention.window": 8}, r"attention.window is 8, not 0"),
+        ("llama", {"rope.scaling": "ntk", "rope.factor": 2.0}, r"nearest is LLaMA, but rope\.scaling is 'ntk'"),
+        ("rwkv", {"mixer": ("rwkv", "mamba")}, r"nearest is RWKV, but mixer is"),
         ("llama", {"scale_embeddings": True}, r"nearest is LLaMA, but scale_embeddings is True, not False"),
         ("marian", {"norm": "pre"}, r"nearest is Marian, but norm is 'pre', not 'post'"),
         ("bert", {"parallel": True, "norm": "pre"}, r"nearest is BERT"),

@@ -54,7 +54,7 @@ PRESETS = {
     "gpt2": "gpt2", "llama": "llama-7b", "bloom": "bloom", "bert": "bert-base", "roberta": "roberta-base",
     "roformer": "roformer-base", "deberta-1": "deberta-base", "deberta-3": "deberta-v3-base", "t5": "t5-small",
     "t5-1.1": "t5-v1.1-small", "mixtral": "mixtral-8x7b", "switch": "switch-base-8", "bart": "bart-base",
-    "vit": "vit-base-16", "mamba2": "mamba2-130m",
+    "vit": "vit-base-16", "mamba": "mamba-130m", "mamba2": "mamba2-130m", "rwkv": "rwkv-169m",
 }  # fmt: skip
 SIZES = {
     *(
@@ -68,7 +68,7 @@ SIZES = {
         "d_ff",
         "max_len",
     ),
-    *("t5", "switch", "mixtral", "disentangled", "vit", "sinusoidal", "n_classes", "mamba2"),
+    *("t5", "switch", "mixtral", "disentangled", "vit", "sinusoidal", "n_classes", "mamba", "mamba2"),
     *("source_vocab", "target_vocab", "eos_token_id", "suppress_tokens", "dropout"),
 }
 UNUSED = {"vit": {"scale_embeddings"}, "deberta-1": {"positions"}, "deberta-3": {"positions"}}
@@ -302,6 +302,21 @@ def test_a_decoder_without_a_head_generates_with_its_embedding(name: str, tmp_pa
     with torch.no_grad():
         said = peer(input_ids=theirs, attention_mask=real.long()).logits[real]
         torch.testing.assert_close(package.model(ours)[real], said, **close)
+
+
+@pytest.mark.parametrize("name", ["gpt2-own-head", "rwkv", "mamba2-biased"])
+def test_a_folder_with_a_head_that_does_not_name_its_class_keeps_the_head(name: str, tmp_path: Path) -> None:
+    peer = stirred(name)
+    assert not peer.config.tie_word_embeddings
+    peer.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "architectures"}))
+    package, _ = read_huggingface(tmp_path, CPU)
+    theirs, ours, real = texts(peer)
+    with torch.no_grad():
+        said = peer(input_ids=theirs, attention_mask=real.long()).logits[real]
+        torch.testing.assert_close(package.model(ours)[real], said, **close)
+    assert package.config.tie == "none"
 
 
 def test_a_folder_of_theirs_can_be_used_and_tuned_as_it_is(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_a_folder_that_is_rescaled_in_inference_is_the_same_model(tmp_path: Path
         ("mamba", {"intermediate_size": 33}, r"intermediate_size 33, which must be expand 2 times hidden_size"),
         ("mamba", {"time_step_rank": "some"}, r"time_step_rank 'some', which must be"),
         ("rwkv", {"attention_hidden_size": 16}, r"attention_hidden_size 16: Regard has hidden_size"),
+        ("rwkv", {"layer_norm_epsilon": 1e-3}, r"layer_norm_epsilon 0\.001: .* only 1e-05 can be read"),
     ],
 )
 def test_what_regard_has_not_is_refused(name: str, change: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -79,8 +80,10 @@ def test_a_hybrid_has_no_family() -> None:
         match_family(architectures.resolve(hybrid))
 
 
-def test_an_rwkv_without_biases_of_norms_has_no_family() -> None:
+def test_an_rwkv_with_other_norms_has_no_family() -> None:
     own = architectures.preset("rwkv-tiny", target_vocab=V)
     assert match_family(architectures.resolve(own)).model_type == "rwkv"
     with pytest.raises(RegardError, match="the nearest is RWKV, but bias is False, not True"):
         match_family(architectures.resolve(replaced(own, bias=False)))
+    with pytest.raises(RegardError, match=r"the nearest is RWKV, but norm_eps is 0\.001, not 1e-05"):
+        match_family(architectures.resolve(replaced(own, norm_eps=1e-3)))
