@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import ModelConfig, TrainConfig
+from regard.config.recipes import changed_settings
 from regard.config.registry import find
 from regard.data.batches import Batch
 from regard.device import autocast, set_up_device
@@ -103,8 +104,10 @@ SYSTEMS: dict[str, dict[str, Any]] = {
         **{"positions": "rope", "blocks": 1.5, "attention": {"window": 64}},
     },
 }
-# Settings of the recipe shakespeare-char that character models with feed-forward layers have, too.
+# Settings of the recipe shakespeare-char that the character models have, too: of those with feed-forward layers, and of
+# all trainings.
 RECIPE: dict[str, Any] = {"activation": "gelu", "bias": False, "scale_embeddings": False}
+TRAINING: dict[str, Any] = {"schedule": "cosine", "beta2": 0.99, "weight_decay": 0.1, "label_smoothing": 0.0}
 TITLES = {
     **{"attention": "attention", "lstm": "LSTM", "linear-attention": "linear attention", "rwkv": "RWKV-4", "s4": "S4"},
     **{"s4d": "S4D", "mamba": "Mamba", "mamba2": "Mamba-2", "gla": "GLA", "based": "Based"},
@@ -165,6 +168,16 @@ def _parameters(config: ModelConfig) -> int:
 
 TASKS = ("copying", "selective-copying", "recall", "text")
 COST = "cost"
+COMMON = ("length", "tests", "seed")  # settings that all jobs but those of costs may read
+OF_MEMORY = ("layers", "width", "heads", "batch", "steps", "rates")
+OF_COPYING = (*OF_MEMORY, "copied", "symbols")
+READ = {  # the other settings that the jobs of a task read
+    "copying": OF_COPYING,
+    "selective-copying": OF_COPYING,
+    "recall": (*OF_MEMORY, "keys", "pairs"),
+    "text": tuple(field.name for field in dataclasses.fields(LongRangeSettings) if field.name.startswith("text_")),
+    COST: ("layers", "heads", *(f.name for f in dataclasses.fields(LongRangeSettings) if f.name.startswith("cost_"))),
+}
 
 
 @dataclass(frozen=True)
@@ -190,8 +203,10 @@ class LongRangeJob:
 
     def identity(self) -> dict[str, Any]:
         """Return what the numbers of the job depend on, as JSON values."""
-        own = {"task": self.task, "system": SYSTEMS[self.system], "settings": dataclasses.asdict(self.settings)}
-        own |= {"text": self.text} if self.task == "text" else {}
+        settings = {name: getattr(self.settings, name) for name in (*COMMON, *READ[self.task])}
+        own = {"task": self.task, "system": SYSTEMS[self.system], "settings": settings}
+        if self.task == "text":
+            own |= {"text": self.text, "recipe": [text_model_settings(self), TRAINING]}
         return json.loads(json.dumps(own | describe_machine(self.device)))
 
 
@@ -268,17 +283,9 @@ def train_on_text(job: LongRangeJob, device: torch.device, dtype: torch.dtype) -
     s, task = job.settings, make_task(job)
     torch.manual_seed(s.seed)
     config = make_model_config(job.system, task.vocab, s.text_width, text_sizes(s), s.length)
-    settings: dict[str, Any] = {"dropout": s.text_dropout}
-    if "attention" in mixers_of(job.system):
-        settings["attention_dropout"] = s.text_dropout
-    if mixers_of(job.system) and has_fitted_size(job.system):
-        settings |= RECIPE
-    model = make_model(dataclasses.replace(config, **settings)).to(device)
+    model = make_model(changed_settings(config, **text_model_settings(job))).to(device)
     plain = copy.deepcopy(model)  # for validation: not compiled
-    training = TrainConfig(
-        steps=s.text_steps, lr=s.text_rate, warmup=min(100, s.text_steps), schedule="cosine",
-        beta2=0.99, weight_decay=0.1, label_smoothing=0.0,
-    )  # fmt: skip
+    training = TrainConfig(steps=s.text_steps, lr=s.text_rate, warmup=min(100, s.text_steps), **TRAINING)
     step = TrainingStep(make_token_objective(model.train(), training), training, device, dtype)
     generator, valid = torch.Generator(device).manual_seed(s.seed), {}
     for i in range(1, s.text_steps + 1):
@@ -295,6 +302,15 @@ def train_on_text(job: LongRangeJob, device: torch.device, dtype: torch.dtype) -
         "valid": valid,
         "first_bad_step": step.updater.first_bad_step(0),
     }
+
+
+def text_model_settings(job: LongRangeJob) -> dict[str, Any]:
+    """Return the settings that the character model has beside its sizes: those of the recipe, and dropout everywhere."""
+    p = job.settings.text_dropout
+    if not mixers_of(job.system):  # recurrent layers
+        return {"dropout": p, "recurrent.hidden_dropout": p, "recurrent.output_dropout": p}
+    settings = {"dropout": p, **(RECIPE if has_fitted_size(job.system) else {})}
+    return settings | ({"attention_dropout": p} if "attention" in mixers_of(job.system) else {})
 
 
 class GraphedStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from regard.cli.study_commands import study_app
+from regard.config.recipes import changed_settings, load
 from regard.errors import RegardError
 from regard.models.analysis.cost import Cost
+from regard.studies.job_pool import load_result
 from regard.studies import long_range, long_range_jobs
 from regard.studies.long_range import collect_results, cost_numbers, format_table, plan_jobs, study
 from regard.studies.long_range_jobs import (
@@ -28,6 +31,8 @@ from regard.studies.long_range_jobs import (
     LongRangeSettings,
     make_model_config,
     measure_costs,
+    run_job,
+    text_model_settings,
     text_sizes,
     train_and_test,
 )
@@ -99,6 +104,57 @@ def test_the_lowest_validation_loss_of_a_character_model_counts(
     found = train_and_test(job_of("text", "attention", tmp_path, settings), CPU, torch.float32)
     assert found["valid"] == {2: 3.0, 4: 1.0, 5: 2.0}
     assert (found["scores"], found["step"]) == ({"loss": 1.0}, 4)
+
+
+class Unread:
+    """A value that nothing can be done with."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError("a setting was read that is not part of the identity")
+
+
+@pytest.mark.parametrize("task", [*TASKS, COST])
+@pytest.mark.parametrize("system", ["attention", "lstm", "mamba"])
+def test_a_job_reads_no_settings_but_those_of_its_identity(task: str, system: str, tmp_path: Path) -> None:
+    data = tmp_path / "text.txt"
+    data.write_text("the quick brown fox jumps over the lazy dog. " * 20)
+    job = LongRangeJob(task, system, QUICK, tmp_path, data, "hash")
+    others = {field.name for field in dataclasses.fields(QUICK)} - set(job.identity()["settings"])
+    assert others
+    own = copy.copy(QUICK)
+    for name in others:
+        object.__setattr__(own, name, Unread())
+    run_job(dataclasses.replace(job, settings=own))
+    assert load_result(job)
+
+
+def test_results_with_another_recipe_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, recall = job_of("text", "gla", tmp_path), job_of("recall", "gla", tmp_path)
+    before = text.identity(), recall.identity()
+    monkeypatch.setitem(long_range_jobs.RECIPE, "activation", "relu")
+    assert text.identity() != before[0]
+    assert recall.identity() == before[1]
+    more = dataclasses.replace(QUICK, steps=QUICK.steps + 1)
+    assert job_of("recall", "gla", tmp_path, more).identity() != before[1]
+    assert job_of(COST, "gla", tmp_path, more).identity() == job_of(COST, "gla", tmp_path).identity()
+
+
+@pytest.mark.parametrize("system", [*SYSTEMS])
+def test_character_models_are_trained_by_the_recipe(system: str, tmp_path: Path) -> None:
+    """The settings are those of the file; the systems differ from it in what makes them what they are."""
+    s = LongRangeSettings()
+    recipe = load("shakespeare-char")
+    size = make_model_config(system, 68, s.text_width, text_sizes(s), s.length)
+    config = changed_settings(size, **text_model_settings(job_of("text", system, tmp_path, s)))
+    assert config.dropout == recipe["model"]["dropout"]
+    if system == "lstm":
+        assert (config.recurrent.hidden_dropout, config.recurrent.output_dropout) == (0.2, 0.2)
+    elif system not in ("mamba", "mamba2"):
+        names = ["activation", "bias", "scale_embeddings", *(["attention_dropout"] if system in ("attention", "based") else [])]
+        assert {name: getattr(config, name) for name in names} == {name: recipe["model"][name] for name in names}
+    training = {"lr": s.text_rate, **long_range_jobs.TRAINING}
+    assert training == {name: recipe["train"][name] for name in training}
+    assert s.text_batch * s.length == recipe["train"]["batch_tokens"]
 
 
 def test_texts_are_cut_in_two_and_labels_are_the_next_characters() -> None:
