@@ -19,7 +19,7 @@ from regard.config import ModelConfig
 from regard.errors import RegardError
 from regard.kernels.masks import CAUSAL
 from regard.layers.context import Context, PrepareRequest
-from regard.layers.part import Mixer, Place, make_part
+from regard.layers.part import Mixer, Place, full_precision_parameters, make_part
 from regard.layers.positions.scheme import PositionScheme, make_positions
 from regard.layers.stack import Stack
 from regard.look.figures import Drawable, Lines, draw, rounded
@@ -84,7 +84,8 @@ def influence_by_distance(mixer: Mixer, scheme: PositionScheme, width: int, n: i
     was_training = mixer.training
     mixer.eval()
     scheme.eval()
-    weight = next(mixer.parameters())
+    exact = full_precision_parameters(mixer)  # these may have another precision than the inputs
+    weight = next(p for p in mixer.parameters() if p not in exact)
     x = torch.randn(ROWS, n, width, dtype=weight.dtype, device=weight.device, requires_grad=True)
     positions = torch.arange(n, device=x.device).expand(ROWS, n)
     request = PrepareRequest(positions, positions, CAUSAL, scheme, None, False)

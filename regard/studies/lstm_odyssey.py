@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from regard.config.registry import find
+from regard.device import cpu_cores
 from regard.errors import RegardError
 from regard.files import write_text
 from regard.layers.lstm_variants import VARIANTS
@@ -97,7 +98,7 @@ def study(out: Path, jobs: int = 2, quick: bool = False) -> Path:
     """Write results.json, table.md and lstm-odyssey.png into `out`, and return it."""
     sizes = QUICK if quick else OdysseySizes()
     todo = [VariantJob(variant, task, sizes, out / "trainings") for task in TASKS for variant in VARIANTS]
-    if failures := run_missing(train_variant, todo, jobs):
+    if failures := run_missing(train_variant, todo, min(jobs, cpu_cores())):  # more would wait for a core
         names = ", ".join(failure.name for failure in failures)
         raise RegardError(f"these trainings failed: {names}; their errors are in {out / 'trainings'}")
     found = {(job.variant, job.task): load_result(job) or {} for job in todo}
