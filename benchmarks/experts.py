@@ -28,7 +28,7 @@ from steps import RegardStep, random_batch
 from regard.config import DecodeConfig, ModelConfig, TrainConfig
 from regard.decode.generation import generate
 from regard.device import pick_device
-from regard.layers.experts import expert_loads, summarize_loads
+from regard.layers.experts import expert_loads, limited_layers, summarize_loads
 from regard.models.analysis.cost import Cost
 
 TARGET = 0.7  # of the dense model's speed
@@ -70,7 +70,7 @@ def train(report: Report) -> None:
         report.put("train, first steps", who, first, "s")
         report.note(f"train, {who}: {cost.parameters:,} parameters, {cost.active:,} active")
         if experts:
-            mean = summarize_loads(expert_loads(model))
+            mean = summarize_loads(expert_loads(model), limited_layers(model))
             report.note(f"train: busiest expert {mean['expert_load_max']:.2f}, idlest {mean['expert_load_min']:.2f}")
             if report.options.profile:
                 profile(report, step, batch)
@@ -157,7 +157,7 @@ def loads(report: Report) -> None:
         if i in (steps // 10, steps - steps // 10 - 1, steps - 1):
             total = step.step.sums.tolist()
             losses.append(total[1] / total[2])
-            found = summarize_loads(expert_loads(model))
+            found = summarize_loads(expert_loads(model), limited_layers(model))
             for tensor in (step.step.sums, *expert_loads(model)):
                 tensor.zero_()
     step.check()

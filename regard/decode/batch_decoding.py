@@ -136,6 +136,14 @@ def decode_batches(
     return results
 
 
+class OverlongSentence(RegardError):
+    """A sentence that a model cannot read, by its number among all that are translated, counted from 1."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"sentence {number} {reason}: split it into shorter sentences")
+        self.number, self.reason = number, reason
+
+
 def check_lengths(
     sources: Sequence[Sequence[int]], max_len: int, token_template: SpecialTokenTemplate, model: Any = None
 ) -> None:
@@ -143,14 +151,15 @@ def check_lengths(
     around = len(token_template.wrap(()))
     for i, ids in enumerate(sources):
         if len(ids) + around > max_len:
-            raise RegardError(
-                f"sentence {i + 1} has {len(ids)} tokens, but the model was built for at most {max_len - around} "
-                f"(model.max_len): split it into shorter sentences"
+            raise OverlongSentence(
+                i + 1,
+                f"has {len(ids)} tokens, but the model was built for at most {max_len - around} (model.max_len)",
             )
         if isinstance(model, Ensemble) and (found := model.find_overlong(token_template.wrap(ids))):
-            raise RegardError(
-                f"sentence {i + 1} has {found[0]} tokens in the vocabulary of another member of the ensemble, which reads "
-                f"at most {found[1]} (model.max_len): split it into shorter sentences"
+            raise OverlongSentence(
+                i + 1,
+                f"has {found[0]} tokens in the vocabulary of another member of the ensemble, which reads at most "
+                f"{found[1]} (model.max_len)",
             )
 
 

@@ -127,6 +127,13 @@ class Sampling:
         return Hypothesis(ids[: len(ids) - ended], score, row.log_prob, ended)
 
 
+def text_seed(seed: int, number: int) -> int:
+    """Return the seed of text `number` of several, counted from 0; those of consecutive texts are consecutive.
+
+    After 2^62 - 1, the largest seed that the setting decode.seed can have for all texts, they begin at 0 again."""
+    return (seed + number) % 2**62
+
+
 def part_seed(seed: int, part: int) -> int:
     """Return the seed of a part of a text, such as its second sentence (1); the first part (0) has the text's own.
 

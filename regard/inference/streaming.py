@@ -18,6 +18,8 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from regard.data.parallel_corpus import BOM, LONGEST_LINE
+from regard.decode.batch_decoding import OverlongSentence
+from regard.decode.sampling import text_seed
 from regard.errors import RegardError
 from regard.inference.translator import Translation, Translator
 from regard.text.formality import detect_form
@@ -143,9 +145,13 @@ class ChunkTranslator:
         options = {**self.options, "alignment": True} if alignment else self.options
         if self.count:
             own = options.get("seed")
-            options = {**options, "seed": (self.translator.options.seed if own is None else own) + self.count}
+            seed = text_seed(self.translator.options.seed if own is None else own, self.count)
+            options = {**options, "seed": seed}
+        try:
+            found = self.translator.translate(given, self.to, self.source, **options)
+        except OverlongSentence as error:  # a model of one direction, which reads each text as one sentence
+            raise OverlongSentence(self.count + error.number, error.reason) from None
         self.count += len(texts)
-        found = self.translator.translate(given, self.to, self.source, **options)
         return_free_memory()
         return [
             replace(each, text=text) if text != part else each

@@ -29,7 +29,7 @@ from regard.decode.batch_decoding import check_lengths, decode
 from regard.decode.constrained_beam_search import OutputConstraints, Phrase, decode_constrained
 from regard.decode.constraints import Hypothesis, check_options, searching
 from regard.decode.minimum_bayes_risk import candidate_options, rank_by_risk
-from regard.decode.sampling import part_seed
+from regard.decode.sampling import part_seed, text_seed
 from regard.decode.source_attention import has_cross_attention
 from regard.decode.unknown_words import allow_unknown, replace_unknown
 from regard.device import pick_device
@@ -230,7 +230,7 @@ class Translator:
         parts = [self._split(text, direction) for text, direction in zip(texts, directions, strict=True)]
         forms = [self._form(text, direction, formality) for text, direction in zip(texts, directions, strict=True)]
         chosen = decode_config(self.options, options)
-        seeds = range(chosen.seed, chosen.seed + len(texts))
+        seeds = [text_seed(chosen.seed, i) for i in range(len(texts))]
         with progress_bar("translating", sum(map(len, parts)), quiet) as advance:
             given = parts, directions, forms, seeds, glossary
             found, between = self._translate_parts(*given, progress or advance, options)
@@ -539,6 +539,8 @@ class Translator:
             advance(len(constraints))
         ranked = [found[i] for i in range(len(sources))]
         written = self._texts(sentences, sources, ranked, chosen)
+        if chosen.replace_unknown != "none" and not (chosen.temperature or chosen.mbr):
+            found, written = without_repetitions(found, written)
         translations = [  # an empty line stays empty, whatever the model makes of it
             self._translation(found[i], written[i]) if ids and text.strip() else copy_text("")
             for i, (text, ids) in enumerate(zip(sentences, sources, strict=True))
@@ -698,6 +700,19 @@ class Translator:
 def is_spaced(direction: Direction) -> bool:
     """Return whether the target language has spaces between sentences."""
     return not direction.target.startswith(UNSPACED)
+
+
+def without_repetitions(
+    found: Mapping[int, list[Hypothesis]], texts: Sequence[list[str]]
+) -> tuple[dict[int, list[Hypothesis]], list[list[str]]]:
+    """Return the hypotheses of each sentence and their texts; of those that are one text only the first is kept.
+
+    Hypotheses differ in their unknown words, which may be replaced by the same words of the source."""
+    kept = [[list(own).index(text) for text in dict.fromkeys(own)] for own in texts]
+    return (
+        {i: [found[i][at] for at in places] for i, places in enumerate(kept)},
+        [[own[at] for at in places] for own, places in zip(texts, kept, strict=True)],
+    )
 
 
 def match_casing(sentence: Sentence, translation: Translation) -> Translation:

@@ -133,6 +133,11 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     if directions:
         check_directions(config, directions, corpora["valid"].directions)
         config = replace(config, tokenizer=replace(config.tokenizer, language_tokens=target_languages(directions)))
+    elif config.tokenizer.language_tokens:
+        raise RegardError(
+            "tokenizer.language_tokens would do nothing: it is filled in from the directions of corpora; leave it out, and "
+            f"write '...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
+        )
     valid_pairs = [row for row in corpora["valid"].directed_rows() if all(text.strip() for text in row[1:])]
     tokenizers = initial.get_tokenizers(lambda: train_tokenizers(corpora["train"], config, quiet))
     if not directions and (languages := tokenizers.source.language_tokens()):
@@ -140,10 +145,13 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
             f"this vocabulary is of a model that is told which language to translate to ({', '.join(languages)}): write "
             f"'...@{config.data.source}>{config.data.target}' behind each corpus of data.train and data.valid"
         )
-    if config.tokenizer.positional_unknown and not tokenizers.target.positional_unknown():
+    window = config.tokenizer.positional_unknown
+    distances = [distance for distance in tokenizers.target.positional_unknown().values() if distance is not None]
+    if window and window != max(distances, default=0):
+        has = f"tokens <unk:-{max(distances)}> to <unk:+{max(distances)}>" if distances else "no tokens <unk:...>"
         raise RegardError(
-            "tokenizer.positional_unknown would do nothing: the given vocabulary has no tokens <unk:...>; leave it out, or "
-            "train a new vocabulary"
+            f"tokenizer.positional_unknown {window} would do nothing: the given vocabulary has {has}; leave it out, or train "
+            f"a new vocabulary"
         )
     token_template = initial.get_token_template(eos_template(tokenizers.target.special))
     longest = config.model.max_len - max(

@@ -68,4 +68,6 @@ def _layers(job: Job) -> str:
 
 def _vocabulary(job: Job) -> str:
     sizes = {job.config.model.source_vocab, job.config.model.target_vocab} - {0}
-    return f"{job.config.tokenizer.kind}, {' and '.join(f'{n:,}' for n in sizes)} pieces" if sizes else "none"
+    given = job.config.train.init_from or job.config.tokenizer.file  # its kind is not among the settings of this run
+    pieces = f"{' and '.join(f'{n:,}' for n in sizes)} pieces"
+    return (f"{pieces} of {given}" if given else f"{job.config.tokenizer.kind}, {pieces}") if sizes else "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from regard.data.parallel_corpus import ParallelCorpus
 from regard.data.token_cache import Filters
 from regard.decode import unknown_words
 from regard.decode.batch_decoding import decode
+from regard.decode.constraints import Hypothesis
 from regard.decode.unknown_words import allow_unknown, attended_word, load_dictionary, replace_unknown
 from regard.errors import RegardError
 from regard.inference.document_translation import work_identity
-from regard.inference.translator import Translator
+from regard.inference.translator import Translator, without_repetitions
 from regard.models.architectures import make_model, preset
 from regard.tasks import prepare_job
 from regard.tasks.run import train_config
@@ -207,6 +209,15 @@ def test_training_warns_where_unknown_words_will_be_left_out(
     second = {"name": "second", "data": data, "train": {**train, "init_from": str(tmp_path / "first")}}
     train_config(make_config(second, {}), tmp_path / "second")
     assert "warning: the vocabulary has tokens for unknown words (<unk:+1>, ...)" in capsys.readouterr().err
+    cards = [next((tmp_path / name).rglob("README.md")).read_text() for name in ("first", "second")]
+    pieces = [re.search(r"\| vocabulary \| (.*) \|", card)[1] for card in cards]  # type: ignore[index]
+    assert pieces[0].startswith("word, ")  # the second does not know what kind the first had
+    assert pieces[1] == f"{pieces[0].removeprefix('word, ')} of {tmp_path / 'first'}"
+    train_config(make_config({**second, "tokenizer": {"positional_unknown": 7}}, {}), tmp_path / "third", quiet=True)
+    with pytest.raises(RegardError, match=r"positional_unknown 2 would do nothing: .* has tokens <unk:-7> to <unk:\+7>"):
+        train_config(make_config({**second, "tokenizer": {"positional_unknown": 2}}, {}), tmp_path / "fourth", quiet=True)
+    with pytest.raises(RegardError, match=r"language_tokens would do nothing: .* directions of corpora"):
+        train_config(make_config({**second, "tokenizer": {"language_tokens": ["fr"]}}, {}), tmp_path / "fifth", quiet=True)
 
 
 def test_spaces_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,6 +284,13 @@ def test_replacement_is_refused_where_it_cannot_work() -> None:
         decode(model, [[5]], DecodeConfig(unknown_dictionary="words.tsv"), 20, CPU)
 
 
+def test_hypotheses_that_are_one_text_count_once() -> None:
+    found = {i: [Hypothesis([n], float(-n), float(-n), True) for n in range(3)] for i in range(2)}
+    kept, texts = without_repetitions(found, [["a", "b", "a"], ["c", "c", "c"]])
+    assert [[h.tokens for h in own] for own in kept.values()] == [[[0], [1]], [[0]]]
+    assert texts == [["a", "b"], ["c"]]
+
+
 # ---- learning -----------------------------------------------------------------------------------------------------------
 
 SYLLABLES = ["ka", "lo", "mi", "ru", "ten", "sha", "vor", "bel", "qui", "dax", "pim", "zo"]
@@ -319,7 +337,7 @@ def count_names(found: list[str], tests: list[tuple[str, str, list[str]]]) -> tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "window"), [("rnnsearch", 0), ("deep-att", 0), ("transformer", 0), ("rnnsearch", 7)])
+@pytest.mark.parametrize(("model", "window"), [("rnnsearch", 0), ("deep-att", 0), ("transformer", 0), ("rnnsearch", 7), ("deep-att", 7)])
 def test_names_that_were_never_seen_are_written_where_they_belong(
     model: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -348,6 +366,9 @@ def test_names_that_were_never_seen_are_written_where_they_belong(
     assert n > 60
     assert right >= 0.95 * n
     assert count_names([each.text for each in translator.translate(sources, replace_unknown="none")], tests)[0] == 0
+    for each in translator.translate(sources[:10], beam=6, nbest=6):
+        texts = [hypothesis.text for hypothesis in each.nbest or (each,)]
+        assert len(set(texts)) == len(texts)
     (tmp_path / "words.tsv").write_text("Rutenkapim\tTranslated\n")
     options = ("--device", "cpu", "--decode.unknown_dictionary", str(tmp_path / "words.tsv"))
     code, out, _ = call(capfd, monkeypatch, "translate", "--model", str(run), *options, "n1 Rutenkapim")

@@ -94,11 +94,11 @@ def test_required_words_of_one_text_change_no_other(options: Any) -> None:
 @pytest.mark.usefixtures("_faults")
 @pytest.mark.parametrize("options", SAMPLING)
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 1, 1], [2, 3], [4, 1]])
-@pytest.mark.parametrize("has_seed", [True, False])
+@pytest.mark.parametrize("seed", [None, 7, 2**62 - 2, 2**62])
 def test_a_stream_may_be_divided_anywhere(
-    translator: Translator, options: Any, sizes: list[int], has_seed: bool
+    translator: Translator, options: Any, sizes: list[int], seed: int | None
 ) -> None:
-    options = {**options, "seed": 7} if has_seed else options
+    options = options if seed is None else {**options, "seed": seed}
     whole = ChunkTranslator(translator, "de", "en", **options).translate(MIXED)
     divided, at = ChunkTranslator(translator, "de", "en", **options), 0
     resumed, found = ChunkTranslator(translator, "de", "en", **options), []

@@ -14,6 +14,7 @@ from fake_translation import CapitalTranslator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.decode.batch_decoding import OverlongSentence
 from regard.errors import RegardError
 from regard.inference.document_translation import OutputStyle, read_pieces, translate_pieces
 from regard.inference.streaming import ChunkTranslator, Line, read_line_batches, read_stream
@@ -144,3 +145,17 @@ def test_a_model_of_one_direction_translates_every_line() -> None:
     translator.skip(["one"])
     assert [each.text for each in translator.translate(["```", "two"])] == ["```", "TWO"]
     assert fake.detected == []
+
+
+def test_an_overlong_text_is_refused_by_its_number_in_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def translate(self: Any, texts: Any, *more: Any, **options: Any) -> Any:
+        if "long" in texts:
+            raise OverlongSentence(texts.index("long") + 1, "has 99 tokens")
+        return [self.one(text, "de") for text in texts]
+
+    monkeypatch.setattr(CapitalTranslator, "translate", translate)
+    translator = ChunkTranslator(CapitalTranslator(directions=()))  # type: ignore[arg-type]
+    translator.skip(["one"])
+    translator.translate(["two", "three"])
+    with pytest.raises(RegardError, match="^sentence 5 has 99 tokens: split it into shorter sentences$"):
+        translator.translate(["four", "long"])
