@@ -198,7 +198,7 @@ def study_translation_cost(
     data: Translations,
     output: Output = Path("studies/translation-cost"),
     systems: Annotated[
-        str | None, typer.Option(help="Rows to measure, such as gnmt,gnmt-ensemble,transformer; default: all.")
+        str | None, typer.Option(help="Rows to measure and report, such as gnmt,gnmt-ensemble; default: all.")
     ] = None,
     jobs: Jobs = 1,
     device: Device = "auto",

@@ -185,11 +185,21 @@ def plot_results(rows: Rows) -> Figure:
 
 
 def seeds_of(name: str, rows: Rows) -> list[Mapping[str, Any]]:
-    """Return the rows of a model and of those that differ from it by their seed alone; none for one of the latter."""
-    if "-seed-" in name or name in WIDE[1:]:
-        return []
-    names = WIDE if name == WIDE[0] else seeds(name)
-    return [rows[each] for each in names if each in rows]
+    """Return the rows of a model and of those that differ from it by their seed alone; none unless it is their first."""
+    names = WIDE if name in WIDE else seeds(name.split("-seed-")[0])
+    found = [each for each in names if each in rows]
+    return [rows[each] for each in found] if name == found[0] else []
+
+
+def style_of(name: str) -> dict[str, Any]:
+    """Return colour and marker of a model."""
+    first = WIDE[0] if name in WIDE else name.split("-seed-")[0]
+    return {"color": COLOURS[name], "marker": MARKERS.get(first, "o")}
+
+
+def title_of(name: str, n_seeds: int) -> str:
+    """Return the title of a model that stands for several seeds."""
+    return TITLES[name] if n_seeds == 1 else f"{TITLES[name].split(', seed ')[0]}, {n_seeds} seeds"
 
 
 def plot_bleu(axes: Axes, rows: Rows) -> None:
@@ -200,17 +210,12 @@ def plot_bleu(axes: Axes, rows: Rows) -> None:
         scores = [row["bleu_tokenized"] for row in found]
         mean, flops = sum(scores) / len(scores), sum(row["flops"] for row in found) / len(found)
         spread = [[mean - min(scores)], [max(scores) - mean]] if len(found) > 1 else None
-        title = TITLES[name].removesuffix(", seed 1") + (f", {len(found)} seeds" if len(found) > 1 else "")
-        style: dict[str, Any] = {
-            "color": COLOURS[name],
-            "marker": MARKERS.get(name, "o"),
-            "markersize": 9,
-            "linestyle": "",
-        }
-        axes.errorbar(flops, mean, yerr=spread, capsize=3, label=title, **style)
+        style = {**style_of(name), "markersize": 9, "linestyle": "", "capsize": 3}
+        axes.errorbar(flops, mean, yerr=spread, label=title_of(name, len(found)), **style)
     axes.set(title="After training", ylabel="BLEU, tokenized, lower-cased")
     axes.margins(0.15)
-    axes.legend(fontsize="x-small")
+    if axes.lines:
+        axes.legend(fontsize="x-small")
 
 
 def plot_losses(axes: Axes, rows: Rows) -> None:
@@ -219,5 +224,7 @@ def plot_losses(axes: Axes, rows: Rows) -> None:
         if not seeds_of(name, rows) or not found["curve"] or name.startswith("deep-att"):
             continue
         at, losses = zip(*((point["flops"], point["loss"]) for point in found["curve"]), strict=True)
-        axes.plot(at, losses, marker=".", color=COLOURS[name])
+        axes.plot(at, losses, markersize=4, label=TITLES[name].split(":")[0], **style_of(name))
+    if axes.lines:
+        axes.legend(fontsize="x-small")
     axes.set(title="During training", ylabel="validation loss, nats a piece")

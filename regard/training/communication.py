@@ -71,7 +71,8 @@ def list_exchanges(
     """Return the exchanges of a step, and how often each occurs; `units` are those of `unit_sizes`, the same on all ranks,
     and `dtype` is that of activations.
 
-    With gradient accumulation ddp and the replicas of fsdp add up gradients once a step, all others with every batch."""
+    With gradient accumulation ddp and the replicas of fsdp add up gradients once a step, all others with every batch. The
+    few mixers that fsdp gathers in fp32 (S4 and S4D, `Part.full_precision`) are counted like the rest of their blocks."""
     found: Counter[Exchange] = Counter()
     batches = config.accumulate
     if ranks.shard > 1:

@@ -197,6 +197,15 @@ def test_the_figure_shows_the_mean_over_seeds_and_losses_of_the_common_vocabular
     dots = [container.lines[0].get_ydata()[0] for container in left.containers]
     assert dots == pytest.approx([41.0, 43.0, 44.0])
     assert len(right.lines) == 2  # one seed of ConvS2S, and the LSTM
+    assert [line.get_label() for line in right.lines] == ["ConvS2S", "LSTM, one vector"]
+
+
+def test_the_figure_shows_later_seeds_without_the_first() -> None:
+    point = {"curve": [{"step": 1, "flops": 5, "loss": 3.0}], "flops": 10, "bleu_tokenized": 40.0}
+    for names, label in ((["gnmt-seed-1"], "GNMT, seed 1"), (["wide-2", "wide-3"], "Transformer, 256 wide, 2 seeds")):
+        left, right = translation_cost.plot_results(dict.fromkeys(names, point)).axes
+        assert left.get_legend_handles_labels()[1] == [label]
+        assert len(right.lines) == 1
 
 
 def test_what_a_result_is_of_is_its_settings_and_its_texts(data: Path, tmp_path: Path) -> None:
