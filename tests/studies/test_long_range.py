@@ -148,7 +148,7 @@ def test_character_models_are_trained_by_the_recipe(system: str, tmp_path: Path)
     config = changed_settings(size, **text_model_settings(job_of("text", system, tmp_path, s)))
     assert config.dropout == recipe["model"]["dropout"]
     if system == "lstm":
-        assert (config.recurrent.hidden_dropout, config.recurrent.output_dropout) == (0.2, 0.2)
+        assert [config.value(f"recurrent.{place}_dropout") for place in ("hidden", "output")] == [0.2, 0.2]
     elif system not in ("mamba", "mamba2"):
         names = ["activation", "bias", "scale_embeddings", *(["attention_dropout"] if system in ("attention", "based") else [])]
         assert {name: getattr(config, name) for name in names} == {name: recipe["model"][name] for name in names}
