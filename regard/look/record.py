@@ -309,8 +309,8 @@ def recurrent_parts(model: nn.Module) -> Iterator[tuple[str, Part, bool]]:
                     columns[layer] = f"{name.rstrip('_')}.", module.begins_backward(name) != (i % 2 == 1)
     for module in model.modules():
         if isinstance(module, RecurrentFeedForward):
-            column, is_reversed = columns.get(module, ("", False))
-            yield f"{module.place.side}.{column}{module.place.index}.ff", module.part, is_reversed
+            within, is_reversed = columns.get(module, ("", False))
+            yield f"{module.place.side}.{within}{module.place.index}.ff", module.part, is_reversed
 
 
 def observe_part(part: Part, name: str, keep: Callable[[str, Tensor], None], entered: ExitStack) -> None:

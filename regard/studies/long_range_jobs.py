@@ -204,7 +204,7 @@ class LongRangeJob:
     def identity(self) -> dict[str, Any]:
         """Return what the numbers of the job depend on, as JSON values."""
         settings = {name: getattr(self.settings, name) for name in (*COMMON, *READ[self.task])}
-        own = {"task": self.task, "system": SYSTEMS[self.system], "settings": settings}
+        own: dict[str, Any] = {"task": self.task, "system": SYSTEMS[self.system], "settings": settings}
         if self.task == "text":
             own |= {"text": self.text, "recipe": [text_model_settings(self), TRAINING]}
         return json.loads(json.dumps(own | describe_machine(self.device)))

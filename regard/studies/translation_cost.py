@@ -16,6 +16,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from regard.device import pick_device
 from regard.files import disk_errors, read_json, write_text
@@ -180,6 +181,8 @@ def plot_results(rows: Rows) -> Figure:
     plot_losses(right, rows)
     for axes in (left, right):
         axes.set(xscale="log", xlabel="training FLOPs")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3, which="both")
     return figure
 

@@ -150,8 +150,8 @@ def prepare_job(folder: Path, config: Config, quiet: bool = False) -> Translatio
     if window and window != max(distances, default=0):
         has = f"tokens <unk:-{max(distances)}> to <unk:+{max(distances)}>" if distances else "no tokens <unk:...>"
         raise RegardError(
-            f"tokenizer.positional_unknown {window} would do nothing: the given vocabulary has {has}; leave it out, or train "
-            f"a new vocabulary"
+            f"tokenizer.positional_unknown {window} would do nothing: the given vocabulary has {has}; leave it out, or "
+            f"train a new vocabulary"
         )
     token_template = initial.get_token_template(eos_template(tokenizers.target.special))
     longest = config.model.max_len - max(

@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 import torch
 from configured import model_config
-from oracle import EOS, FIRST_WORD, LogP, Prefix, Said, TableModel, TableState, padded, random_table, successors, tiny_transformer
+from oracle import (
+    EOS,
+    FIRST_WORD,
+    LogP,
+    Prefix,
+    Said,
+    TableModel,
+    TableState,
+    padded,
+    random_table,
+    successors,
+    tiny_transformer,
+)
 from tokens import SETTINGS, SOS
 from torch import Tensor
 

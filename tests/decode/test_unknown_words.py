@@ -214,10 +214,16 @@ def test_training_warns_where_unknown_words_will_be_left_out(
     assert pieces[0].startswith("word, ")  # the second does not know what kind the first had
     assert pieces[1] == f"{pieces[0].removeprefix('word, ')} of {tmp_path / 'first'}"
     train_config(make_config({**second, "tokenizer": {"positional_unknown": 7}}, {}), tmp_path / "third", quiet=True)
-    with pytest.raises(RegardError, match=r"positional_unknown 2 would do nothing: .* has tokens <unk:-7> to <unk:\+7>"):
-        train_config(make_config({**second, "tokenizer": {"positional_unknown": 2}}, {}), tmp_path / "fourth", quiet=True)
+    with pytest.raises(
+        RegardError, match=r"positional_unknown 2 would do nothing: .* has tokens <unk:-7> to <unk:\+7>"
+    ):
+        train_config(
+            make_config({**second, "tokenizer": {"positional_unknown": 2}}, {}), tmp_path / "fourth", quiet=True
+        )
     with pytest.raises(RegardError, match=r"language_tokens would do nothing: .* directions of corpora"):
-        train_config(make_config({**second, "tokenizer": {"language_tokens": ["fr"]}}, {}), tmp_path / "fifth", quiet=True)
+        train_config(
+            make_config({**second, "tokenizer": {"language_tokens": ["fr"]}}, {}), tmp_path / "fifth", quiet=True
+        )
 
 
 def test_spaces_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +343,8 @@ def count_names(found: list[str], tests: list[tuple[str, str, list[str]]]) -> tu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "window"), [("rnnsearch", 0), ("deep-att", 0), ("transformer", 0), ("rnnsearch", 7), ("deep-att", 7)])
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("model", ["rnnsearch", "deep-att", "transformer"])
 def test_names_that_were_never_seen_are_written_where_they_belong(
     model: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

@@ -157,5 +157,5 @@ def test_an_overlong_text_is_refused_by_its_number_in_all_chunks(monkeypatch: py
     translator = ChunkTranslator(CapitalTranslator(directions=()))  # type: ignore[arg-type]
     translator.skip(["one"])
     translator.translate(["two", "three"])
-    with pytest.raises(RegardError, match="^sentence 5 has 99 tokens: split it into shorter sentences$"):
+    with pytest.raises(RegardError, match=r"^sentence 5 has 99 tokens: split it into shorter sentences$"):
         translator.translate(["four", "long"])

@@ -289,6 +289,25 @@ def test_the_gradient_of_an_auxiliary_loss_is_part_of_the_step() -> None:
     assert part.inner.weight.grad.abs().max() > 1e-4
 
 
+EXPERTS = ("noisy-experts", "switch", "mixtral")
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+@pytest.mark.parametrize("name", ["gnmt-small", "deep-att-small"])
+def test_experts_between_layers_read_each_text_as_if_it_were_alone(name: str, experts: str) -> None:
+    """Padding is sent to no expert, also where a column reads backward, and decoding is the full forward pass."""
+    depth = {"n_encoder_layers": 3, "n_decoder_layers": 3}
+    model = make(name, recurrent_feedforward=experts, **depth, **{"recurrent.d_ff": 7})
+    found = model(PADDED, TARGETS)
+    for row in range(len(PADDED)):
+        source, target = (x[row][x[row] >= 0][None] for x in (PADDED, TARGETS))
+        torch.testing.assert_close(found[row, : target.shape[1]][None], model(source, target), **exact)
+    state = model.begin(PADDED)
+    for t in range(2):
+        rows = TARGETS[:, t] >= 0
+        torch.testing.assert_close(model.step(TARGETS[:, t].clamp(min=0), state)[rows], found[rows, t], **exact)
+
+
 # ---- texts in parts, kernels and refusals ---------------------------------------------------------------------------------
 
 
@@ -298,6 +317,7 @@ def test_the_gradient_of_an_auxiliary_loss_is_part_of_the_step() -> None:
         {"recurrent.residual": 2},
         {"recurrent.fast_forward": True},
         {"recurrent_feedforward": "dense"},
+        *({"recurrent_feedforward": name} for name in EXPERTS),
         {"recurrent.fast_forward": True, "recurrent.residual": 1, "recurrent_feedforward": "gated"},
     ],
 )

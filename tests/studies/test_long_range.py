@@ -18,8 +18,8 @@ from regard.cli.study_commands import study_app
 from regard.config.recipes import changed_settings, load
 from regard.errors import RegardError
 from regard.models.analysis.cost import Cost
-from regard.studies.job_pool import load_result
 from regard.studies import long_range, long_range_jobs
+from regard.studies.job_pool import load_result
 from regard.studies.long_range import collect_results, cost_numbers, format_table, plan_jobs, study
 from regard.studies.long_range_jobs import (
     COST,
@@ -150,7 +150,12 @@ def test_character_models_are_trained_by_the_recipe(system: str, tmp_path: Path)
     if system == "lstm":
         assert [config.value(f"recurrent.{place}_dropout") for place in ("hidden", "output")] == [0.2, 0.2]
     elif system not in ("mamba", "mamba2"):
-        names = ["activation", "bias", "scale_embeddings", *(["attention_dropout"] if system in ("attention", "based") else [])]
+        names = [
+            "activation",
+            "bias",
+            "scale_embeddings",
+            *(["attention_dropout"] if system in ("attention", "based") else []),
+        ]
         assert {name: getattr(config, name) for name in names} == {name: recipe["model"][name] for name in names}
     training = {"lr": s.text_rate, **long_range_jobs.TRAINING}
     assert training == {name: recipe["train"][name] for name in training}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_translators import TINY, write_multi30k
 
 import regard
-from regard.config import recipes
+from regard.config import Config, recipes
 from regard.data.batches import Cursor
 from regard.errors import RegardError
 from regard.studies import sentence_length, translation_cost, translation_models
@@ -68,6 +68,15 @@ def test_watching_a_run_changes_nothing_that_is_learned(name: str) -> None:
         *(f"train.{x}" for x in translation_models.MONITORING["train"]),
     }
     assert watched.train.average > 1  # not the best validation
+
+
+def test_the_study_fine_tunes_gnmt_by_the_recipe() -> None:
+    recipe, own = recipes.load(RECIPES / "multi30k-gnmt-reward.toml"), MODELS["gnmt-reward"]
+    assert {name: recipe[name] for name in ("model", "decode")} == {name: own[name] for name in ("model", "decode")}
+    train = {name: value for name, value in recipe["train"].items() if name not in ("init_from", "reward")}
+    assert {**own["train"], "valid_every": 100, "metric": "bleu"} == train
+    defaults = recipes.build({"train": {"reward": recipe["train"]["reward"]}}, Config)
+    assert defaults.train.reward == Config().train.reward
 
 
 def test_all_models_read_the_same_batches() -> None:

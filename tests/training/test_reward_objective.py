@@ -46,6 +46,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "convs2s": {"preset": "convs2s-small"},
     "bytenet": {"preset": "bytenet-small", "n_encoder_layers": 2, "n_decoder_layers": 2},
     "gnmt": {"preset": "gnmt-small", "recurrent.d_hidden": 8, "n_encoder_layers": 3, "n_decoder_layers": 3},
+    "experts": {
+        **{"preset": "gnmt-small", "recurrent.d_hidden": 8, "n_encoder_layers": 3, "n_decoder_layers": 2},
+        **{"recurrent_feedforward": "mixtral", "recurrent.d_ff": 8, "mixtral.experts": 3},
+    },
     "deep-att": {"preset": "deep-att-small", "recurrent.d_hidden": 8, "n_encoder_layers": 2, "n_decoder_layers": 2},
     "rnnsearch": {"preset": "rnnsearch-small", "recurrent.d_hidden": 8},
     "lstm": {"preset": "sutskever-small", "recurrent.d_hidden": 8},
