@@ -31,12 +31,13 @@ from regard.config.schema import MeshConfig
 from regard.data.batches import Batch
 from regard.device import set_up_device
 from regard.errors import RegardError
+from regard.layers.mixers.state_space_layer import StateSpaceLayer
 from regard.layers.stack import Stack
 from regard.models.architectures import make_model, preset, resolve
 from regard.models.initialization import is_made_in_parts, materialize_part
 from regard.text.special_tokens import PAD
 from regard.training.communication import Exchange, list_exchanges, unit_sizes
-from regard.training.objective import make_token_objective
+from regard.training.objective import Objective, make_token_objective
 from regard.training.parallel import Ranks, SingleProcess, arrange, cut_matrices, find_straggler, open_ranks, whole
 from regard.training.training_step import TrainingStep
 
@@ -225,17 +226,7 @@ def test_a_captured_step_of_ranks_is_the_eager_one(
     """DDP and FSDP2 with NCCL: CUDA graphs, for two shapes of batches, give the losses and weights of eager steps."""
     found: dict[bool, tuple[list[float], list[torch.Tensor]]] = {}
     for captured in (False, True):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
-        for name, value in {
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            **place,
-        }.items():
-            monkeypatch.setenv(name, value)
+        set_only_rank(monkeypatch)
         found[captured] = run_forced(layout, captured, checkpointing)
     assert np.allclose(found[True][0], found[False][0], rtol=1e-5, atol=0)
     for ours, theirs in zip(found[True][1], found[False][1], strict=True):
@@ -267,6 +258,42 @@ def run_forced(layout: str, captured: bool, checkpointing: bool) -> tuple[list[f
             losses.append(float(step.sums[1] / step.sums[2]))
         assert not captured or len(step.graphed_step.graphs) == 2
         return losses, [whole(p.detach()).cpu() for p in model.parameters()]
+
+
+def set_only_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the environment of a group of one rank, as torchrun does."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**one, **place}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("mixer", ["s4", "s4d", "attention,s4d"])
+def test_fsdp_in_bf16_does_not_round_the_dynamics_of_state_spaces(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only_rank(monkeypatch)
+    config, seen = TrainConfig(parallel="fsdp", device="cpu"), []
+    with open_ranks(config) as ranks:
+        model = make_model(preset("s4d-tiny", mixer=mixer, target_vocab=20, max_len=16, n_decoder_layers=2))
+        objective = Objective(model)
+        exact = {name: p.detach().clone() for name, p in model.named_parameters() if name.endswith("log_dt")}
+        ranks._shard(objective, torch.bfloat16)
+        read = StateSpaceLayer.forward  # where the parameters are whole
+
+        def forward(self: StateSpaceLayer, *given: Any) -> Any:
+            seen.append((self.log_dt.detach().clone(), self.out.weight.dtype))
+            return read(self, *given)
+
+        monkeypatch.setattr(StateSpaceLayer, "forward", forward)
+        ids = torch.randint(5, 20, (2, 8))
+        with torch.autocast("cpu", torch.bfloat16):
+            objective(ids, ids)[0].backward()
+        assert all(p.grad is not None and p.dtype == torch.float32 for p in model.parameters())
+    assert len(seen) == len(exact) == (1 if "," in mixer else 2)
+    for (used, dtype), expected in zip(seen, exact.values(), strict=True):
+        assert torch.equal(used, expected)
+        assert dtype == torch.float32  # a mixer is one group
 
 
 @pytest.mark.slow
