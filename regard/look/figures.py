@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-# Safe for colour-blind readers (Okabe and Ito); the dashes can be told apart without colour.
-LINE_COLOURS = ("#0072B2", "#D55E00", "#000000")
+# The first seven are safe for colour-blind readers (Okabe and Ito); the dashes can be told apart without colour.
+LINE_COLOURS = (
+    *("#0072B2", "#D55E00", "#000000", "#009E73", "#E69F00", "#CC79A7", "#56B4E9"),
+    *("#8C564B", "#7F7F7F", "#ADA400"),
+)
+FEW = 3  # so many lines have distinct colours in any figure
+MANY = 7  # more lines have their legend below the panels
 DASHES = ("-", "--", "-.", ":")
 MAX_LABEL = 30  # characters of a label
 
@@ -101,11 +106,13 @@ class Lines:
     powers: bool = False  # `at` are powers of 2, on a logarithmic x axis
     ticks: tuple[str, ...] = ()  # tick labels in place of the numbers in `at`
     marks: tuple[tuple[str, float], ...] = ()  # names and heights of horizontal lines
+    unordered: bool = False  # the lines have no order, so their colours are as different as can be, not a ramp
 
     def draw(self, axes: Axes) -> None:
         mark, width = "o" if self.ticks else "", 1.8 if len(self.at) <= 1000 else 0.7
         for i, (name, values) in enumerate(self.lines.items()):
-            style = {"linestyle": DASHES[i % len(DASHES)], "color": colour(i, len(self.lines)), "marker": mark}
+            shade = LINE_COLOURS[i % len(LINE_COLOURS)] if self.unordered else colour(i, len(self.lines))
+            style = {"linestyle": DASHES[i % len(DASHES)], "color": shade, "marker": mark}
             axes.plot(self.at, values, label=name, linewidth=width, markersize=4, **style)
         axes.grid(alpha=0.3)
         for i, (name, height) in enumerate(self.marks):
@@ -219,18 +226,27 @@ Panel = Image | Lines | XYLines | HeatMap
 
 
 def draw(title: str, panels: Sequence[Panel], columns: int) -> Figure:
-    """Return a figure of panels in a grid, with a title above all."""
+    """Return a figure of panels in a grid, with a title above all.
+
+    Many lines have one legend for all panels, below them, where it hides no line."""
     from matplotlib.figure import Figure
 
     rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(max(5.4 * columns, 7.2), 4.0 * rows + 0.6), dpi=150, layout="constrained")
     figure.suptitle(title)
-    for place, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(rows, columns, place)
+    for number, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(rows, columns, number)
         panel.draw(axes)
         axes.set_title(panel.title, fontsize=10)
         axes.set_xlabel(panel.x)
         axes.set_ylabel(panel.y)
+    names = {tuple(panel.lines) if isinstance(panel, Lines) and panel.unordered else () for panel in panels}
+    if len(names) == 1 and len(lines := names.pop()) > MANY:
+        for axes in figure.axes:
+            if legend := axes.get_legend():
+                legend.remove()
+        place = {"loc": "outside lower center", "ncols": 6 if columns > 1 else 4}
+        figure.legend(figure.axes[0].lines, lines, fontsize=8, **place)
     return figure
 
 
@@ -292,7 +308,7 @@ def colour(i: int, n: int) -> Any:
     """Return the colour of line i of n: distinct colours for a few, a ramp from dark to light for many."""
     from matplotlib import colormaps
 
-    return LINE_COLOURS[i] if n <= len(LINE_COLOURS) else colormaps["viridis"](0.92 * i / (n - 1))
+    return LINE_COLOURS[i] if n <= FEW else colormaps["viridis"](0.92 * i / (n - 1))
 
 
 def rounded(values: np.ndarray) -> Any:

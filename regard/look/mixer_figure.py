@@ -38,12 +38,14 @@ class MixerFigure(Drawable):
     """The share of each distance in the influence on a token, (n,) for each mixer."""
 
     shares: dict[str, np.ndarray]
+    in_order: bool = False  # of the blocks of a model
 
     def figure(self) -> Figure:
         n = len(next(iter(self.shares.values())))
         lines = {name: np.where(share < LEAST, np.nan, share) for name, share in self.shares.items()}
         x, y = "distance to the earlier token", "share of its influence"
-        return draw("Influence of earlier tokens", [Lines("", np.arange(n), lines, x, y, log=True)], 1)
+        panel = Lines("", np.arange(n), lines, x, y, log=True, unordered=not self.in_order)
+        return draw("Influence of earlier tokens", [panel], 1)
 
     def numbers(self) -> dict[str, Any]:
         return {name: rounded(share) for name, share in self.shares.items()}
@@ -74,7 +76,7 @@ def draw_trained_mixers(model: nn.Module, n: int) -> MixerFigure:
         for i, mixer in enumerate(stacks[0].mixers):
             scheme: Any = stacks[0].schemes[i % len(stacks[0].schemes)]
             shares[f"block {i + 1}: {mixer.name}"] = influence_by_distance(mixer, scheme, config.d_model, n)
-    return MixerFigure(shares)
+    return MixerFigure(shares, in_order=True)
 
 
 def influence_by_distance(mixer: Mixer, scheme: PositionScheme, width: int, n: int) -> np.ndarray:

@@ -183,7 +183,11 @@ def plot_results(results: dict[str, Any]) -> dict[str, Any]:
             TITLES[system]: np.array([100 * found["scores"][str(n)] for n in s["pairs"]])
             for system, found in results["recall"].items()
         }
-        accuracy = Lines("", np.array(s["pairs"]), recall, "pairs of key and value", "correct values, %", powers=True)
+        accuracy = Lines(
+            *("", np.array(s["pairs"]), recall, "pairs of key and value", "correct values, %"),
+            powers=True,
+            unordered=True,
+        )
         figures["recall"] = draw("Associative recall", [accuracy], 1)
     if results.get(COST):
         panels = []
@@ -191,6 +195,10 @@ def plot_results(results: dict[str, Any]) -> dict[str, Any]:
             lines = {
                 TITLES[system]: factor * np.array(cost_numbers(results, system, kind, what)) for system in results[COST]
             }
-            panels.append(Lines(title, np.array(s["cost_lengths"]), lines, "length n", unit, log=True, powers=True))
+            panels.append(
+                Lines(
+                    title, np.array(s["cost_lengths"]), lines, "length n", unit, log=True, powers=True, unordered=True
+                )
+            )
         figures["cost"] = draw("Time and memory against the length of a text", panels, 2)
     return figures

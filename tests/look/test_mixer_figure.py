@@ -57,7 +57,12 @@ def test_every_mixer_of_the_registry_is_drawn() -> None:
     for share in drawn.shares.values():
         assert share.sum() == pytest.approx(1)
         assert (share >= 0).all()
-    assert drawn.figure().axes[0].get_legend() is not None
+    figure = drawn.figure()
+    (legend,) = figure.legends  # below the panel, where it hides no line
+    assert [text.get_text() for text in legend.get_texts()] == list(drawn.shares)
+    assert figure.axes[0].get_legend() is None
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == len(drawn.shares)
 
 
 def test_blocks_of_a_model_are_drawn_in_order() -> None:

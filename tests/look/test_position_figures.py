@@ -262,6 +262,17 @@ def test_panels_are_drawn_with_labels_titles_and_a_line_a_head() -> None:
     assert drawn.get_clim() == (-1, 1)  # 0 is the middle colour
 
 
+def test_panels_that_show_the_same_many_lines_share_a_legend() -> None:
+    lines = {f"system {i}": np.arange(3.0) * i for i in range(9)}
+    panels = [Lines(title, np.arange(3), lines, "x", "y", unordered=True) for title in "ab"]
+    figure = draw("", panels, columns=2)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lines)
+    assert [axes.get_legend() for axes in figure.axes] == [None, None]
+    apart = draw("", [panels[0], Lines("c", np.arange(3), {"another": np.arange(3.0)}, "x", "y")], columns=2)
+    assert not apart.legends
+    assert apart.axes[0].get_legend() is not None
+
+
 def test_numbers_are_short_and_carry_their_axes() -> None:
     numbers = Image("t", np.array([[1 / 3, 2.0]], dtype=np.float32), "x", "y", start=-1).numbers()
     assert numbers == {"title": "t", "rows": "y", "columns": "x", "at": [-1, 0], "values": [[0.333333, 2.0]]}
