@@ -112,8 +112,10 @@ class Lines:
         mark, width = "o" if self.ticks else "", 1.8 if len(self.at) <= 1000 else 0.7
         for i, (name, values) in enumerate(self.lines.items()):
             shade = LINE_COLOURS[i % len(LINE_COLOURS)] if self.unordered else colour(i, len(self.lines))
-            style = {"linestyle": DASHES[i % len(DASHES)], "color": shade, "marker": mark}
-            axes.plot(self.at, values, label=name, linewidth=width, markersize=4, **style)
+            dash = DASHES[i % len(DASHES)]
+            axes.plot(
+                self.at, values, label=name, linestyle=dash, linewidth=width, color=shade, marker=mark, markersize=4
+            )
         axes.grid(alpha=0.3)
         for i, (name, height) in enumerate(self.marks):
             axes.axhline(height, color="#888888", linewidth=1.2, linestyle=DASHES[-1 - i], label=name, zorder=1)
@@ -245,8 +247,8 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> Figure:
         for axes in figure.axes:
             if legend := axes.get_legend():
                 legend.remove()
-        place = {"loc": "outside lower center", "ncols": 6 if columns > 1 else 4}
-        figure.legend(figure.axes[0].lines, lines, fontsize=8, **place)
+        width = 6 if columns > 1 else 4
+        figure.legend(figure.axes[0].lines, lines, fontsize=8, loc="outside lower center", ncols=width)
     return figure
 
 
