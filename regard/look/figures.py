@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # The first seven are safe for colour-blind readers (Okabe and Ito); the dashes can be told apart without colour.
 LINE_COLOURS = (
     *("#0072B2", "#D55E00", "#000000", "#009E73", "#E69F00", "#CC79A7", "#56B4E9"),
-    *("#8C564B", "#7F7F7F", "#ADA400"),
+    *("#8C564B", "#7F7F7F", "#ADA400", "#332288"),
 )
 FEW = 3  # so many lines have distinct colours in any figure
 MANY = 7  # more lines have their legend below the panels

@@ -43,7 +43,7 @@ class MixerFigure(Drawable):
     def figure(self) -> Figure:
         n = len(next(iter(self.shares.values())))
         lines = {name: np.where(share < LEAST, np.nan, share) for name, share in self.shares.items()}
-        x, y = "distance to the earlier token", "share of its influence"
+        x, y = "distance to the earlier token", "share of all influence"
         panel = Lines("", np.arange(n), lines, x, y, log=True, unordered=not self.in_order)
         return draw("Influence of earlier tokens", [panel], 1)
 

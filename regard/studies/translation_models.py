@@ -130,7 +130,7 @@ STARTS_FROM = {  # models that begin with the weights of another one
 TITLES = {
     **{"lstm": "LSTM, one vector", "rnnenc": "RNNenc: GRU, one vector", "rnnsearch": "RNNsearch: GRU and attention"},
     **{"convs2s": "ConvS2S: convolution and attention", "transformer": "Transformer: attention alone"},
-    **{"bytenet": "ByteNet: dilated convolution", "gnmt": "GNMT: deep LSTM with residuals"},
+    **{"bytenet": "ByteNet: dilated convolution and attention", "gnmt": "GNMT: deep LSTM with residuals"},
     **{"deep-att": "Deep-Att + PosUnk", "gnmt-reward": "GNMT + RL: fine-tuned on GLEU"},
     **{"experts": "MoE: experts between LSTM layers", "reward": "Transformer + RL: fine-tuned on GLEU"},
     **{f"wide-{n}": f"Transformer, 256 wide, seed {n}" for n in (1, 2, 3)},
