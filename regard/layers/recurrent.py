@@ -99,7 +99,7 @@ class Recurrent(nn.Module):
         self.feedforwards = nn.ModuleList(feedforwards)
         self.bidirectional, self.alternating, self.fast_forward = bidirectional, alternating, fast_forward
         self.returns_fast = returns_fast
-        d_top = sum(len(each.weight_ih) for each in self._cells_by_layer()[-1])
+        d_top = sum(len(each.weight_ih) for each in self.cells_by_layer()[-1])
         self.d_out = outs[-1] + d_top * returns_fast
         # Layers with nothing between them may run in one call of a fused kernel.
         connected = (*self.residual, d_context, fast_forward, alternating, len(feedforwards), len(set(directions)) > 1)
@@ -177,7 +177,7 @@ class Recurrent(nn.Module):
     ) -> tuple[Tensor, CellState]:
         """Run the layers one by one, or all in one call if a fused kernel can."""
         ends: CellState = ()
-        groups = self._fusable_groups() if run == self._fused and real is None else self._cells_by_layer()
+        groups = self._fusable_groups() if run == self._fused and real is None else self.cells_by_layer()
         for i, cells in enumerate(groups):
             if i and self.alternating:
                 x, fast, real, tokens = (None if each is None else each.flip(1) for each in (x, fast, real, tokens))  # type: ignore[assignment]
@@ -198,14 +198,15 @@ class Recurrent(nn.Module):
             x = torch.cat([x, fast.to(x.dtype)], -1)
         return x.flip(1) if self.alternating and len(groups) % 2 == 0 else x, ends
 
-    def _cells_by_layer(self) -> list[list[Cell]]:
+    def cells_by_layer(self) -> list[list[Cell]]:
+        """Return the cells of each layer, one for each direction."""
         return [list(layer.values()) for layer in self.layers]  # type: ignore[operator]
 
     def _fusable_groups(self) -> list[list[Cell]]:
         """Return all layers as one group if a fused kernel can run them in one call, which overlaps layers.
 
         They must have one width and no dropout or other connection between them; otherwise each layer is a group."""
-        layers = self._cells_by_layer()
+        layers = self.cells_by_layer()
         alike = self.is_plain and len({cells[0].d_hidden for cells in layers}) == 1
         alike = alike and not (self.training and self.dropout.p)
         return [[cell for cells in layers for cell in cells]] if alike else layers

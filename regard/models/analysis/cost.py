@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
 from math import isqrt, prod
@@ -21,18 +20,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.config import ModelConfig, RecurrentSettings, ViTSettings
+from regard.config import ModelConfig, ViTSettings
 from regard.config.registry import find
 from regard.device import PEAK_FLOPS
 from regard.kernels.cross_entropy import chunk_rows
 from regard.layers.cells import cell_shape
 from regard.layers.decoding_state import PerRow, declared_storage
 from regard.layers.part import FeedForward, Mixer, settings_of
+from regard.layers.recurrent import InterleavedRecurrent, Recurrent
 from regard.layers.recurrent_feedforward import feedforward_config
 from regard.models.analysis.counting import ForwardCount, Shape, count, meta_model
 from regard.models.architectures import architecture_of
-from regard.models.rnn import layer_widths
-from regard.models.seq2seq import repeats_context, uses_attention
+from regard.models.seq2seq import Maxout, RNNSearchDecoder, ends_backward, uses_attention
 
 
 class Cost:
@@ -230,9 +229,8 @@ def stack_activations(config: ModelConfig, s: int, t: int) -> list[StackActivati
     normed = config.embedding_norm and not architecture_of(config).sees_images
     ends = (4 * c if normed else 0) + (c if config.dropout else 0)  # the embeddings in fp32; a dropout mask
     ends += 4 * c if config.norm == "pre" else 2 * c  # the output of a stack, and the last residual sum
-    residual = (
-        4 * c if config.norm == "pre" else 2 * c
-    )  # the residual sum and, before a norm, what is still to be added
+    # The residual sum and, before a norm, what is still to be added.
+    residual = 4 * c if config.norm == "pre" else 2 * c
     return [
         StackActivations(
             n_blocks,
@@ -266,46 +264,79 @@ def head_widths(config: ModelConfig) -> tuple[int, int]:
 def recurrent_activation_bytes(config: ModelConfig, s: int, t: int) -> int:
     """Return the activation bytes of recurrent models: inputs, gates and states of each layer, what feed-forward layers
     between them keep, the input of the head, and in an encoder-decoder the inputs and outputs of attention and of the
-    maxout readout."""
-    recurrent, cell = config.table(RecurrentSettings), cell_shape(config)
-    c, h, each = config.d_model, recurrent.d_hidden, 1 + recurrent.bidirectional
-    kept = cell.gates + cell.states
-
-    def layers(d_in: int, sizes: list[int]) -> int:
-        """Return the numbers of one token; with dropout between layers, the input of a layer is a copy."""
-        return d_in + kept * sum(sizes) + (sum(sizes[:-1]) if recurrent.hidden_dropout else 0)
-
+    readout. How the layers are connected is read from the model itself."""
+    model: Any = meta_model(config)
     if not architecture_of(config).translates:
-        sizes = [each * width for width in layer_widths(config)]
-        return t * (2 * (layers(c, sizes) + sizes[-1]) + between_layers_bytes(config, sizes))
-    annotation, to_gates, key = source_attention_widths(config)
-    again = annotation or h * repeats_context(config)
-    encoder, decoder = [each * h] * config.n_encoder_layers, [h] * config.n_decoder_layers
-    source = s * (2 * layers(c, encoder) + between_layers_bytes(config, encoder))
-    target = t * (2 * (layers(c + again, decoder) + c) + between_layers_bytes(config, decoder))
-    if annotation:  # and the attention weights, in fp32 and in bf16
-        source += s * 2 * ((annotation if recurrent.hidden_dropout else 0) + to_gates + key) + s * t * 6
-    return source + target + (t * 2 * (h + c + again + 3 * c) if again else 0)
+        return t * (layers_bytes(config, model.recurrent) + 2 * model.recurrent.d_out)
+    encoder, decoder = model.encoder, model.decoder
+    columns: list[Any] = list(encoder.columns.values()) if isinstance(encoder, InterleavedRecurrent) else [encoder]
+    source = s * sum(layers_bytes(config, column) for column in columns)
+    if uses_attention(config):
+        source += s * 2 * annotation_numbers(config, model)
+        target = t * attentive_layers_bytes(config, decoder) + s * t * 6  # attention weights, in fp32 and in bf16
+    else:
+        target = t * layers_bytes(config, decoder.layers)
+    readout, d_head = decoder.readout, decoder.d_out  # the head reads a vector of the readout
+    if isinstance(readout, Maxout):  # [s; y; c], the pairs, and the larger of each
+        d_head += readout.pairs.in_features + 3 * decoder.d_out
+    elif uses_attention(config) and not isinstance(readout, nn.Identity):  # [s; c]
+        d_head += readout.in_features
+    return source + target + t * 2 * d_head
 
 
-def between_layers_bytes(config: ModelConfig, widths: Sequence[int]) -> int:
-    """Return the activation bytes of a token in the feed-forward layers after all recurrent layers but the last, of these
-    widths: what the part keeps, the sigmoid of its output, and the sum, which the next layer reads."""
-    if not config.recurrent_feedforward:
-        return 0
+def layers_bytes(config: ModelConfig, layers: Recurrent, below: int = 0) -> int:
+    """Return the activation bytes of a token in recurrent layers: gates and states of each cell, what feed-forward layers
+    keep, and the input of each layer, unless it is the state of the layer below.
+
+    `below` is the width of the state that is the input of the lowest layer; 0 if the input is no state."""
+    cell, total = cell_shape(config), 0
+    for i, cells in enumerate(layers.cells_by_layer()):
+        d_input, width = cells[0].weight_ih.shape[1], sum(each.d_hidden for each in cells)
+        total += 2 * (cell.gates + cell.states) * width
+        total += 0 if d_input == below else 2 * d_input
+        has_feedforward = i < len(layers.feedforwards)
+        if has_feedforward:
+            total += feedforward_bytes(config, width, reads_sum=layers.residual[i])
+        changed = layers.dropout.p or layers.alternating or layers.residual[i] or has_feedforward
+        below = 0 if changed else width
+    return total
+
+
+def attentive_layers_bytes(config: ModelConfig, decoder: RNNSearchDecoder) -> int:
+    """Return the activation bytes of a token in the layers of a decoder that attends to the source."""
+    attentive, above, width = decoder.attentive, decoder.above, decoder.width
+    cell, d_read = cell_shape(config), attentive.d_in + attentive.d_annotation
+    total = 2 * (d_read + (cell.gates + cell.states) * width)
+    if decoder.d_fast:  # [s; y; c], of which [y; c] is projected for the layer above
+        total += 2 * (width + d_read)
+    if decoder.feedforwards:
+        total += feedforward_bytes(config, width, reads_sum=decoder.adds_input)
+    if above is None:
+        return total
+    changed = decoder.dropout.p or decoder.adds_input or decoder.feedforwards
+    return total + layers_bytes(config, above, below=0 if changed else width)
+
+
+def feedforward_bytes(config: ModelConfig, width: int, reads_sum: bool) -> int:
+    """Return the activation bytes of a token in a feed-forward layer between recurrent layers: what the part keeps, the
+    sigmoid of its output, and its input where that is a residual sum and no state."""
     part: type[FeedForward] = find("feedforward", config.recurrent_feedforward)
-    inside = (part.activation_bytes(settings_of(part, config), feedforward_config(config, w)) for w in widths[:-1])
-    return sum(inside) + 4 * sum(widths[:-1])
+    inside = part.activation_bytes(settings_of(part, config), feedforward_config(config, width))
+    return inside + 2 * width * (1 + reads_sum)
 
 
-def source_attention_widths(config: ModelConfig) -> tuple[int, int, int]:
-    """Return how many numbers attention keeps of a source token: its annotation, the annotation's contribution to the
-    gates, and its key; 0 where there is none, or where it is the annotation itself."""
-    if not architecture_of(config).translates or not uses_attention(config):
-        return 0, 0, 0
-    recurrent, cell = config.table(RecurrentSettings), cell_shape(config)
-    h, before = recurrent.d_hidden, not (cell.adds_input or recurrent.norm)
-    return h * (1 + recurrent.bidirectional), cell.inputs * h * before, h * (config.attention_score != "dot")
+def annotation_numbers(config: ModelConfig, model: Any) -> int:
+    """Return how many numbers attention keeps of a source token: its annotation, unless that is a state of the encoder;
+    what the annotation is projected from (Deep-Att); its contribution to the gates; and its key where that is not the
+    annotation itself."""
+    attentive = model.decoder.attentive
+    keys, entering, annotation = attentive.widths()
+    before = model.annotate.in_features if model.annotate else 0
+    # Dropout, a residual sum and another order of the tokens give annotations that are no states.
+    adds_input = isinstance(model.encoder, Recurrent) and model.encoder.residual[-1]
+    is_state = ends_backward(config) and not (before or adds_input or model.decoder.dropout.p)
+    early = entering if attentive.projects_early else 0
+    return before + annotation * (not is_state) + early + (keys if config.attention_score != "dot" else 0)
 
 
 def logit_bytes(config: ModelConfig, batch: int, s: int, t: int) -> int:
