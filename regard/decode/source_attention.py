@@ -131,7 +131,8 @@ def forced_attention(
             size = max(1, TOKENS_AT_A_TIME[device.type] // width)
             rows, order = order[:size], order[size:]
             source = pad_rows([token_template.wrap(sources[i]) for i in rows], device)
-            target = pad_rows([[*token_template.start, *targets[i]] for i in rows], device)
+            # The last token is predicted, and not read: with it a target that was cut off would be too long for the model.
+            target = pad_rows([[*token_template.start, *targets[i][:-1]] for i in rows], device)
             for one in models:
                 one.head_input(source, target)
             mean = mean_weights(hooks).cpu().numpy()

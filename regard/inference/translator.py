@@ -528,7 +528,7 @@ class Translator:
         how = candidate_options(chosen) if chosen.mbr else chosen
         decoded = self.decode(self.model, given, how, limit, device, advance, self.token_template, own_seeds)
         if chosen.mbr:
-            texts = self._texts([sentences[i] for i in plain], given, decoded, chosen)
+            texts = self.texts_of([sentences[i] for i in plain], given, decoded, chosen)
             decoded = [
                 rank_by_risk(own, its_texts, chosen, languages[i])
                 for i, own, its_texts in zip(plain, decoded, texts, strict=True)
@@ -538,7 +538,7 @@ class Translator:
             found |= self._decode_constrained(sources, languages, constraints, chosen)
             advance(len(constraints))
         ranked = [found[i] for i in range(len(sources))]
-        written = self._texts(sentences, sources, ranked, chosen)
+        written = self.texts_of(sentences, sources, ranked, chosen)
         if chosen.replace_unknown != "none" and not (chosen.temperature or chosen.mbr):
             found, written = without_repetitions(found, written)
         translations = [  # an empty line stays empty, whatever the model makes of it
@@ -661,7 +661,7 @@ class Translator:
         """Return the translation with its languages; a model of several directions is not told the source language."""
         return replace(translation, source="" if self.directions else self.source, target=to)
 
-    def _texts(
+    def texts_of(
         self,
         sentences: Sequence[str],
         sources: Sequence[list[int]],

@@ -77,7 +77,7 @@ def trace_translation(
     model = cast(Any, tracer)
     (found,) = decode(model, sources, chosen, tracer.config.max_len, device, token_template=template)
     ids = [*found[0].tokens, *[tracer.config.eos_token_id] * found[0].ended]
-    texts = translator._texts([text], sources, [found], chosen)
+    texts = translator.texts_of([text], sources, [found], chosen)
     return translator._with_languages(translator._translation(found, texts[0]), language), tracer.trace(ids)
 
 

@@ -25,8 +25,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from regard import __version__
-from regard.decode.constraints import mask_disallowed, pad_rows
+from regard.decode.constraints import Hypothesis, mask_disallowed, pad_rows, with_allowed_tokens
 from regard.decode.generation import TextStreamer, check_generation, choose_tokens, make_request
+from regard.decode.unknown_words import allow_unknown
 from regard.device import pick_device
 from regard.errors import RegardError
 from regard.exchange.loader import load_model
@@ -544,34 +545,40 @@ def find_alternatives(translator: Translator, asked: AlternativesRequest) -> lis
     form = whole.options.get("formality", "")
     to = f"{direction.target}-{form}" if form in translator.forms.get(direction.target, ()) else direction.target
     (ids,), _ = translator.encode_sources([text], to)
-    tokenizer, config = translator.tokenizers.target, translator.options
+    options = allow_unknown(translator.options, model, translator.tokenizers)
+    tokenizer, config = translator.tokenizers.target, with_allowed_tokens(model.config, options)
     if not ids:
         return []
     source = translator.token_template.wrap(ids)
     prefix = tokenizer.encode(asked.prefix.strip()) if asked.prefix.strip() else []
-    limit = min(int(config.max_len_a * len(source) + config.max_len_b), model.config.max_len)
-    if len(source) > model.config.max_len or len(prefix) + 2 > limit:
+    limit = min(int(options.max_len_a * len(source) + options.max_len_b), config.max_len)
+    if len(source) > config.max_len or len(prefix) + 2 > limit:
         raise ApiError(400, "the sentence or its beginning is too long for the model: give one sentence", param="text")
     state = model.begin(pad_rows([source], device))
     logits = torch.zeros(0)
     for token in [*translator.token_template.start, *prefix]:
         check_request()
         logits = model.step(torch.tensor([token], device=device), state)
-    log_p = mask_disallowed(logits.float().log_softmax(-1), False, model.config)[0]  # (V,)
+    log_p = mask_disallowed(logits.float().log_softmax(-1), False, config)[0]  # (V,)
     top = log_p.topk(min(3 * asked.n, len(log_p)))
     state.select(torch.zeros(len(top.indices), dtype=torch.long, device=device))
     rows = [[int(token)] for token in top.indices]
-    last, is_open = top.indices, [int(token) != model.config.eos_token_id for token in top.indices]
+    last, is_open = top.indices, [int(token) != config.eos_token_id for token in top.indices]
     for _ in range(limit - len(prefix) - 1):
         if not any(is_open):
             break
         check_request()
-        last = mask_disallowed(model.step(last, state).float(), False, model.config).argmax(-1)
+        last = mask_disallowed(model.step(last, state).float(), False, config).argmax(-1)
         for i, token in enumerate(last.tolist()):
             if is_open[i]:
-                is_open[i] = token != model.config.eos_token_id
+                is_open[i] = token != config.eos_token_id
                 rows[i] += [token] * is_open[i]
-    found = group_by_word(tokenizer, prefix, rows, top.values.exp().tolist(), asked.n, model.config.eos_token_id)
+    tokens = [prefix, *([*prefix, *(token for token in row if token != config.eos_token_id)] for row in rows)]
+    hypotheses = [Hypothesis(each, 0.0, 0.0, True) for each in tokens]
+    ((written, *texts),) = translator.texts_of([text], [ids], [hypotheses], options)
+    # The prefix stays as it was given, also where the vocabulary lacks a word of it.
+    texts = [asked.prefix.strip() + one[len(written) :] if one.startswith(written) else one for one in texts]
+    found = group_by_word(asked.prefix.strip(), texts, top.values.exp().tolist(), asked.n)
     links = translator.align_sentences([(asked.text, one["text"]) for one in found], [direction.pair] * len(found))
     return [
         one | {"alignment": place_links(asked.text, one["text"], own)} for one, own in zip(found, links, strict=True)
@@ -584,15 +591,12 @@ def place_links(source: str, target: str, links: Sequence[Link]) -> list[list[in
     return [[a.at(x.source_begin), a.at(x.source_end), b.at(x.target_begin), b.at(x.target_end)] for x in links]
 
 
-def group_by_word(
-    tokenizer: Any, prefix: list[int], rows: list[list[int]], probabilities: list[float], n: int, end: int
-) -> list[dict[str, Any]]:
-    """Return the best continuation for each next word, with the probability of that word."""
-    written = tokenizer.decode(prefix) if prefix else ""
+def group_by_word(prefix: str, texts: Sequence[str], probabilities: Sequence[float], n: int) -> list[dict[str, Any]]:
+    """Return the best of the texts, which are sorted, for each next word after the prefix, with the probability of that
+    word."""
     found: dict[str, dict[str, Any]] = {}
-    for row, p in zip(rows, probabilities, strict=True):
-        text = tokenizer.decode([*prefix, *(token for token in row if token != end)])
-        rest = text[len(written) :] if text.startswith(written) else text
+    for text, p in zip(texts, probabilities, strict=True):
+        rest = text.removeprefix(prefix)
         words = word_spans(rest)
         word = rest[words[0][0] : words[0][1]] if words else ""
         if word in found:

@@ -70,8 +70,10 @@ class TranslationJob(Job):
         assert self.tokenizers is not None
         assert isinstance(self.model, TranslationModel)
         languages = {id: name for name, id in self.tokenizers.source.language_tokens().items()}
-        reward = SentenceReward(train.reward.metric, self.tokenizers.target, self.config.data.target, languages)
-        return RewardObjective(self.model, train, self.config.decode, reward, self.token_template)
+        decoding = allow_unknown(self.config.decode, self.model, self.tokenizers)
+        given = self.tokenizers.target, self.config.data.target, languages, decoding.allow_tokens
+        reward = SentenceReward(train.reward.metric, *given)
+        return RewardObjective(self.model, train, decoding, reward, self.token_template)
 
     def validate(self, model: nn.Module, device: torch.device, dtype: torch.dtype, poll: Poll) -> Validation:
         batches = PairBatches(self.valid, BATCH_TOKENS, 0, self.token_template).iterate_once()
@@ -112,7 +114,8 @@ class TranslationJob(Job):
             given = [pair[0] for pair in pairs], sources, written
             texts = replace_unknown(model, self.tokenizers, self.token_template, options, *given)
         cased = str.lower if self.tokenizers.target.lowercases else str  # as the model can write it
-        bleu = corpus_bleu(texts, [cased(pair[1]) for pair in pairs], language)
+        # Words that are copied from the source have its capitals.
+        bleu = corpus_bleu([cased(text) for text in texts], [cased(pair[1]) for pair in pairs], language)
         rows = zip(pairs[: self.config.train.samples], texts, strict=False)
         return bleu, [f"{source}\n    ours {text}\n    ref. {reference}" for (source, reference), text in rows]
 

@@ -23,6 +23,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unicodedata import combining, normalize
 
 import tokenizers
 from tokenizers import Regex, decoders, pre_tokenizers
@@ -101,13 +102,14 @@ class Tokenizer:
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and the characters that each stands for."""
         encoding = self._backend.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+        return encoding.ids, include_marks(text, encoding.offsets)
 
     def split_words(self, texts: Sequence[str]) -> list[tuple[list[int], list[str]]]:
-        """Return the ids of many texts and what stands in the text for each, without white space around it."""
+        """Return the ids of many texts and what stands in the text for each, without white space around it, with accents
+        in one character (NFC)."""
         encoded = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [
-            (own.ids, [text[begin:end].strip() for begin, end in own.offsets])
+            (own.ids, [normalize("NFC", text[begin:end].strip()) for begin, end in include_marks(text, own.offsets)])
             for text, own in zip(texts, encoded, strict=True)
         ]
 
@@ -281,6 +283,20 @@ def _byte_of_char() -> dict[str, int]:
 
 
 _BYTE = _byte_of_char()
+
+
+def include_marks(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans that end behind the accents of their last letter, where these are characters of their own.
+
+    Normalization joins a letter and its accents to one character, which the library finds at the letter alone."""
+    if text.isascii():
+        return list(spans)
+    found = []
+    for (begin, end), (following, _) in zip(spans, [*spans[1:], (len(text), 0)], strict=True):
+        while begin < end < following and combining(text[end]):
+            end += 1
+        found.append((begin, end))
+    return found
 
 
 def _readable(token: str) -> str:

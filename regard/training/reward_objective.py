@@ -20,8 +20,10 @@ training step divides both by the number of reference labels, as it does for eve
 
 Samples are drawn without dropout and without gradient, by the decoding that translates too: on a GPU with CUDA graphs,
 whose copies of the weights are refreshed before each use. Rewards are computed on the host, so a step is not captured as a
-whole. Special tokens other than the end token are never sampled, and a sample that reaches the length limit of [decode]
-ends there, without an end token.
+whole. A sample that reaches the length limit of [decode] ends there, without an end token. Special tokens other than the end
+token are never sampled, except unknown words that decode.replace_unknown will replace. P of REINFORCE is therefore the
+distribution that samples are drawn from, which gives such tokens no probability; P of minimum risk, and log P(Y*|X), are the
+model's.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from torch import Tensor
 from regard.config import DecodeConfig, RewardConfig, TrainConfig
 from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis, pad_rows
+from regard.kernels.cross_entropy import linear_cross_entropy
 from regard.layers.hooks import paused
 from regard.metrics.sample_scores import score_samples
 from regard.metrics.sentence_scores import characters
@@ -46,10 +49,11 @@ from regard.models.model import TranslationModel
 from regard.text.special_tokens import EOS_TEMPLATE, PAD, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
 from regard.text.tokenizer_training import SPACE
-from regard.training.objective import Objective, chunked_token_losses
+from regard.training.objective import Objective
 
 Ids = list[int]
 PRIVATE_USE = 0xE000  # the first of 6,400 characters that Unicode leaves to programs
+NEVER = -1e4  # a logit whose probability is 0
 
 
 class SentenceReward:
@@ -57,8 +61,9 @@ class SentenceReward:
 
     GLEU and BLEU compare words, as sacreBLEU's tokenizer for the target language finds them, since translations are
     evaluated by words, and since several segmentations into pieces are the same text. chrF compares characters. Without a
-    tokenizer all of them compare token ids. A positional unknown word (tokenizer.positional_unknown) is a word of its own,
-    or one character: it will be replaced by a word, so an `<unk:+2>` that the reference has not is as wrong as another word.
+    tokenizer all of them compare token ids. An unknown word that will be replaced is a word of its own, or one character: a
+    positional one (tokenizer.positional_unknown), and `<unk>` with decode.replace_unknown. So an `<unk:+2>` that is not in
+    the reference is as wrong as another word.
     """
 
     def __init__(
@@ -67,14 +72,16 @@ class SentenceReward:
         tokenizer: Tokenizer | None = None,
         language: str = "",
         language_tokens: Mapping[int, str] | None = None,
+        allow_tokens: Sequence[int] = (),
     ) -> None:
         """Take the metric, the tokenizer of the target side and its language; for a model of several directions, the
-        languages by the ids of the tokens that name them in the source."""
+        languages by the ids of the tokens that name them in the source; and the special tokens that stand for words."""
         self.metric, self.tokenizer, self.language = metric, tokenizer, language
         self.language_tokens = language_tokens or {}
-        self.unknown: dict[int, str] = {}  # a character that is in no text, for each positional unknown word
+        self.unknown: dict[int, str] = {}  # a character that is in no text, for each token of unknown words
         if tokenizer is not None:
-            self.unknown = {id: chr(PRIVATE_USE + i) for i, id in enumerate(tokenizer.positional_unknown())}
+            unknown = [*tokenizer.positional_unknown(), *allow_tokens]
+            self.unknown = {id: chr(PRIVATE_USE + i) for i, id in enumerate(unknown)}
 
     def __call__(
         self, samples: Sequence[Sequence[Ids]], references: Sequence[Ids], sources: Sequence[Ids]
@@ -92,7 +99,7 @@ class SentenceReward:
         return score_samples(grouped, tokens[len(flat) :], self.metric)
 
     def _texts(self, tokenizer: Tokenizer, rows: Sequence[Ids]) -> list[str]:
-        """Return the texts of token ids, with a character between spaces for each positional unknown word."""
+        """Return the texts of token ids, with a character between spaces for each unknown word."""
         if not self.unknown:
             return tokenizer.decode_batch(rows)
         space = SPACE if tokenizer.marks_spaces else ""
@@ -126,8 +133,9 @@ class RewardObjective(Objective):
         self.settings, self.reward, self.token_template = config.reward, reward, token_template
         self.decoding = replace(
             DecodeConfig(beam=1, nbest=config.reward.samples, temperature=1.0, length_penalty=0.0),
-            **{name: getattr(decoding, name) for name in ("max_len_a", "max_len_b", "batch_tokens")},
+            **{name: getattr(decoding, name) for name in ("max_len_a", "max_len_b", "batch_tokens", "allow_tokens")},
         )
+        self.unsampled = set(model.config.suppress_tokens) - set(decoding.allow_tokens)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return six sums (6,) for source (B, S), target and labels (B, T): the three, and what `describe_sums` reads.
@@ -169,11 +177,20 @@ class RewardObjective(Objective):
         )
         hidden = model.read_target(repeat_rows(encoded, weights.shape[1]), sampled_target)
         shares = weights.reshape(-1, 1).expand_as(sampled_labels)
-        surrogate = chunked_token_losses(model.head, hidden, sampled_labels, shares=shares.flatten())[0]
+        given = model.head.features(hidden).flatten(0, -2), model.head.weight, self.sampling_bias()
+        surrogate = linear_cross_entropy(*given, sampled_labels.flatten(), shares=shares.flatten())[0]
         mean, variance = values.sum(0)
         # The surrogate has the gradient, and the mean reward the value, of the expected reward.
         loss = alpha * likelihood[0] + surrogate - surrogate.detach() - mean
         return torch.stack([loss, likelihood[1], likelihood[2], mean, variance, scored.sum()])
+
+    def sampling_bias(self) -> Tensor | None:
+        """Return the bias (V,) of the logits that samples are drawn by, or None."""
+        head: Any = self.model.head
+        if self.settings.form != "reinforce" or not self.unsampled:
+            return head.bias
+        bias = torch.zeros_like(head.weight[:, 0], requires_grad=False) if head.bias is None else head.bias
+        return bias.index_fill(0, torch.tensor(sorted(self.unsampled), device=bias.device), NEVER)
 
     def describe_sums(self, sums: Sequence[float]) -> dict[str, float]:
         """Return the mean reward of a sample, and how far the samples of a pair are apart: their standard deviation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -249,6 +250,28 @@ def test_positions_need_no_attention_and_those_outside_of_the_source_are_left_ou
     target = [ids[0], ids[-1], ids[2], ids[-2], ids[None], UNK]  # of 0, 2, 0, outside, nothing, nothing
     given = [text], [tokenizers.source.encode(text)], [target]
     assert replace_unknown(model, tokenizers, EOS_TEMPLATE, COPY, *given) == ["Zorbl Krax Zorbl"]
+
+
+def test_a_translation_that_was_cut_off_at_the_longest_length_is_not_read_to_its_end() -> None:
+    """A model of 8 positions writes 8 tokens after the start token, the last of which it never reads."""
+    tokenizers = make_tokenizers()
+    sizes = {"source_vocab": 30, "target_vocab": 30, "d_model": 8, "max_len": 8, "positions": "sinusoidal"}
+    model: Any = make_model(preset("transformer-tiny", **sizes)).eval()
+    text = "the Zorbl sees"
+    given = [text], [tokenizers.source.encode(text)], [[UNK] * 8]
+    (found,) = replace_unknown(model, tokenizers, EOS_TEMPLATE, COPY, *given)
+    assert found == " ".join(["Zorbl"] * 8)
+
+
+def test_accents_that_are_characters_of_their_own_are_copied_with_their_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizers = make_tokenizers()
+    text = unicodedata.normalize("NFD", "José Nguyễ sees")
+    ids = tokenizers.source.encode(text)
+    assert ids == tokenizers.source.encode(unicodedata.normalize("NFC", text))
+    model: Any = Attentive(monkeypatch, np.eye(3)[:2])
+    given = [text], [ids], [[UNK, UNK]]
+    assert replace_unknown(model, tokenizers, EOS_TEMPLATE, COPY, *given) == [text.removesuffix(" sees")]
+    assert tokenizers.source.split_words([text])[0][1] == ["José", "Nguyễ", "sees"]
 
 
 def test_attended_words_are_unknown_ones_if_there_are_any() -> None:

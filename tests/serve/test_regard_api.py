@@ -6,14 +6,23 @@ import base64
 import json
 import threading
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from fake_store import FakeStore
 from starlette.testclient import TestClient
 
+from regard.config import DecodeConfig, TokenizerConfig
 from regard.decode.generation import token_log_probs
+from regard.inference.translator import Translator
+from regard.model_folder import ModelPackage
+from regard.models.architectures import make_model, preset
+from regard.serve.regard_api import AlternativesRequest, find_alternatives
 from regard.text.chat_template import DEFAULT_CHAT_TEMPLATE, Turn
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS
+from regard.text.tokenizer import Tokenizer, Tokenizers
 
 TEXT = "Hello 😀 there. How are you?\n\nThe man went to the house."
 
@@ -129,6 +138,29 @@ def test_alternatives_begin_with_the_prefix_and_differ_in_their_next_word(client
         client.post("/regard/alternatives", json={**asked, "text": "The man went to the house. " * 9}).status_code
         == 400
     )
+
+
+def test_unknown_words_are_replaced_in_alternatives_as_in_translations() -> None:
+    """A model that would write unknown words; the source has one word that is not in the vocabulary."""
+    lines = ["the man sees the dog.", "der Mann sieht den Hund."]
+    tokens = Tokenizer.train(lines, TokenizerConfig("word", 100))
+    sizes = {"source_vocab": len(tokens), "target_vocab": len(tokens), "d_model": 8, "recurrent.d_hidden": 8}
+    model: Any = make_model(
+        preset("rnnsearch-small", **sizes, **DEFAULT_SPECIAL_TOKENS.model_settings(), head_bias=True)
+    )
+    with torch.no_grad():
+        model.head.bias[DEFAULT_SPECIAL_TOKENS.unk] = 30.0
+    options = DecodeConfig(max_len_a=0.0, max_len_b=5, replace_unknown="copy")
+    package = ModelPackage(model.eval(), Tokenizers(tokens, tokens), "translation", options, source="en", target="de")
+    translator = Translator(package)
+    asked = AlternativesRequest(text="Zorbl sees the man", prefix="der", n=2)
+    first = find_alternatives(translator, asked)[0]
+    assert (first["next"], first["text"]) == ("Zorbl", "der Zorbl Zorbl Zorbl Zorbl")
+    # A word of the prefix that the vocabulary lacks stays as it was given.
+    for each in find_alternatives(translator, asked.model_copy(update={"prefix": "der Krax"})):
+        assert each["text"].startswith("der Krax ")
+    without = Translator(replace(package, decode=replace(options, replace_unknown="none")))
+    assert all("Zorbl" not in each["text"] for each in find_alternatives(without, asked))
 
 
 # ---- looking into models ---------------------------------------------------------------------------------------------

@@ -252,15 +252,19 @@ def lower_casing_run(folder: Path) -> dict[str, Any]:
     return {"name": "b", "data": data, "train": {**train, "init_from": str(folder / "a")}}
 
 
-def test_validation_compares_lower_cased_references_where_the_vocabulary_of_the_initial_model_lower_cases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("replace_unknown", ["none", "copy"])
+def test_validation_ignores_case_where_the_vocabulary_of_the_initial_model_lower_cases(
+    replace_unknown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was learned: the translations are replaced by the sources, which are the references but for their case."""
+    """Whatever was learned: the translations are replaced by the sources, which are the references but for their case.
+    Where unknown words are replaced, words with capitals are copied."""
     settings = lower_casing_run(tmp_path)
-    job = prepare_job(tmp_path / "b", make_config(settings, {}), quiet=True)
+    given = make_config(settings, {"decode.replace_unknown": replace_unknown})
+    job = prepare_job(tmp_path / "b", given, quiet=True)
     monkeypatch.setattr(
         translation, "decode", lambda _, sources, *rest: [[Hypothesis(ids, 0.0, 0.0, True)] for ids in sources]
     )
+    monkeypatch.setattr(translation, "replace_unknown", lambda *given: given[4])  # the sources as they were written
     found = job.validate(job.model.eval(), CPU, torch.float32, lambda: None)
     assert found.scores["bleu"] == pytest.approx(100)
 

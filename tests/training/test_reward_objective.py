@@ -23,7 +23,7 @@ from regard.errors import RegardError
 from regard.look.training_curves import read_training_curves
 from regard.models.architectures import make_model, preset
 from regard.tasks.run_config import make_config
-from regard.text.special_tokens import PAD, SpecialTokenTemplate
+from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS, PAD, SpecialTokenTemplate
 from regard.text.tokenizer import Tokenizer
 from regard.training.reward_objective import RewardObjective, SentenceReward, weigh_samples
 
@@ -59,7 +59,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def tiny_model(kind: str = "transformer", **changes: Any) -> Any:
     torch.manual_seed(0)
     values = {**SIZES, **KINDS[kind], "source_vocab": 4, "target_vocab": 4, "eos_token_id": END, **changes}
-    config = replaced(preset(values.pop("preset")), suppress_tokens=(), tie="none", **values)
+    config = replaced(preset(values.pop("preset")), **{"suppress_tokens": (), "tie": "none", **values})
     model = make_model(config).double().train()
     for p in model.parameters():  # far from uniform outputs
         torch.nn.init.normal_(p, std=0.5)
@@ -86,11 +86,12 @@ def make_batch(pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Te
     )
 
 
-def log_probs(model: Any, source: list[int], outputs: Sequence[list[int]]) -> Tensor:
-    """log P of each output (N,), by the logits of the whole output and torch's softmax."""
+def log_probs(model: Any, source: list[int], outputs: Sequence[list[int]], suppressed: Sequence[int] = ()) -> Tensor:
+    """log P of each output (N,), by the logits of the whole output and torch's softmax over all tokens but some."""
     found = []
     for ids in outputs:
         logits = model(torch.tensor([[*source, END]]), torch.tensor([[1, *ids[:-1]]]))
+        logits = logits.index_fill(-1, torch.tensor(suppressed, dtype=torch.long), -torch.inf)
         found.append(logits[0].log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)].sum())
     return torch.stack(found)
 
@@ -124,18 +125,21 @@ def gradients(value: Tensor, model: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_outputs_by_their_probabilities_give_the_exact_gradient(kind: str) -> None:
-    """float64; the sums differ in their order alone."""
-    model = tiny_model(kind)
-    p = log_probs(model, SOURCE, OUTPUTS).exp()
+@pytest.mark.parametrize("changes", [{}, {"suppress_tokens": (2,)}, {"suppress_tokens": (2,), "head_bias": True}])
+def test_all_outputs_by_their_probabilities_give_the_exact_gradient(kind: str, changes: dict[str, Any]) -> None:
+    """float64; the sums differ in their order alone. Tokens that are never sampled have no probability."""
+    model = tiny_model(kind, **changes)
+    suppressed = list(model.config.suppress_tokens)
+    outputs = [ids for ids in OUTPUTS if not set(ids) & set(suppressed)]
+    p = log_probs(model, SOURCE, outputs, suppressed).exp()
     assert p.sum().item() == pytest.approx(1.0, abs=1e-12)
-    rewards = torch.tensor(rewards_of(OUTPUTS, REFERENCE))
+    rewards = torch.tensor(rewards_of(outputs, REFERENCE))
     weights = (p.detach() * rewards)[None]
     values = torch.stack([weights.sum(1), torch.zeros(1)], 1)
     sums = make_objective(model).loss_from_samples(
-        make_batch([(SOURCE, REFERENCE)]), [hypotheses(OUTPUTS)], weights, values, torch.tensor([True])
+        make_batch([(SOURCE, REFERENCE)]), [hypotheses(outputs)], weights, values, torch.tensor([True])
     )
-    expected = expected_reward(model)
+    expected = (p * rewards).sum()
     assert sums[0].item() == pytest.approx(-expected.item(), rel=1e-12)
     ours, exact = -gradients(sums[0], model), gradients(expected, model)
     torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-9 * exact.abs().max().item())
@@ -360,6 +364,36 @@ def test_positional_unknown_words_are_words_of_their_own(kind: str) -> None:
         assert scores[0] == pytest.approx(1)
         assert max(scores[1:]) < 1
         assert scores[5] < scores[4]
+
+
+def test_unknown_words_that_will_be_replaced_are_words_of_their_own() -> None:
+    """<unk> is not text, so that samples with and without it would have the same reward."""
+    tokenizer = Tokenizer.train(["der Hund schläft ."] * 3, TokenizerConfig(kind="word", vocab_size=60))
+    unk, (der, schläft) = DEFAULT_SPECIAL_TOKENS.unk, tokenizer.encode("der schläft")
+    reference = [der, unk, schläft]
+    reward = SentenceReward("gleu", tokenizer, "en", allow_tokens=[unk])
+    np.testing.assert_allclose(reward([[reference, [der, schläft]]], [reference], [[5]]), [[1, 2 / 6]], rtol=1e-12)
+    without = SentenceReward("gleu", tokenizer, "en")
+    assert without([[reference, [der, schläft]]], [reference], [[5]]).tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("allowed", [(), (2,)])
+def test_suppressed_tokens_are_sampled_only_where_they_are_allowed(allowed: tuple[int, ...]) -> None:
+    """Token 2 is by far the likeliest. Where it is allowed, it keeps its probability in the gradient."""
+    model = tiny_model(suppress_tokens=(2,), head_bias=True)
+    with torch.no_grad():
+        model.head.bias[2] = 30.0
+    settings = TrainConfig(objective="reward", reward=RewardConfig(metric="gleu", samples=4, likelihood_weight=0.0))
+    objective = RewardObjective(
+        model,
+        settings,
+        DecodeConfig(max_len_a=0.0, max_len_b=LIMIT, allow_tokens=allowed),
+        SentenceReward("gleu"),
+        TEMPLATE,
+    )
+    (samples,) = objective.draw_samples([SOURCE], torch.device("cpu"))
+    assert [2 in each.tokens for each in samples] == [bool(allowed)] * 4
+    assert (objective.sampling_bias() is model.head.bias) == bool(allowed)
 
 
 # ---- runs --------------------------------------------------------------------------------------------------------------
