@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,10 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 sys.path.append(str(Path(__file__).parent))
 from fake_store import STARTED, STOPPED, FakeStore, make_store
+from live_server import LiveServer
 from starlette.testclient import TestClient
 
 from regard.serve.app import make_app
-from regard.serve.server import make_server
 from regard.serve.settings import ServeSettings
 
 MakeClient = Callable[..., TestClient]
@@ -60,28 +58,6 @@ def make_client(store: FakeStore) -> Iterator[MakeClient]:
 @pytest.fixture
 def client(make_client: MakeClient) -> TestClient:
     return make_client()
-
-
-class LiveServer:
-    """A real server in a thread."""
-
-    def __init__(self, settings: ServeSettings, store: FakeStore) -> None:
-        self.server = make_server(settings, store)  # type: ignore[arg-type]
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        until = time.monotonic() + 20
-        while not self.server.started and time.monotonic() < until:
-            time.sleep(0.01)
-        self.port: int = self.server.servers[0].sockets[0].getsockname()[1]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(20)
-        assert not self.thread.is_alive()
 
 
 @pytest.fixture

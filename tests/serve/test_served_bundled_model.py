@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LiveServer
+from live_server import LiveServer
 
 from regard.pretrained import DEFAULT
 from regard.serve.model_store import ModelStore
