@@ -201,6 +201,11 @@ def switch_read(their: Their) -> dict[str, Any]:
             f"config.json has experts in other blocks of the encoder than of the decoder (num_sparse_encoder_layers "
             f"{sparse[0]}, num_sparse_decoder_layers {sparse[1]}): Regard has one list for both"
         )
+    if not any(pattern):
+        raise RegardError(
+            f"config.json has no block with experts (num_sparse_encoder_layers {sparse[0]}, num_sparse_decoder_layers "
+            f"{sparse[1]}; {layers[0]} and {layers[1]} layers): Regard reads Switch Transformers that have some"
+        )
     tied, capacity = bool(their.get("tie_word_embeddings", True)), read_size(their, "expert_capacity", default=64)
     return {
         "n_decoder_layers": layers[1],
@@ -219,7 +224,8 @@ def find_sparse(config: ModelConfig, side: str) -> int | None:
     """Return the number of blocks with experts that `list_sparse` turns into those of the model, or None."""
     n = count_layers(config, side)
     wanted = [has_experts(config, i) for i in range(n)]
-    return next((m for m in range(n, 0, -1) if list_sparse(n, m) == wanted), None)
+    # More than n make no block sparse, which the only block of a side is if the list begins with "dense".
+    return next((m for m in range(n + 1, 0, -1) if list_sparse(n, m) == wanted), None)
 
 
 def switch_write(config: ModelConfig) -> dict[str, Any]:

@@ -413,7 +413,7 @@ class Switch(Experts):
     def __init__(self, settings: Settings, config: ModelConfig, place: Place) -> None:
         super().__init__(settings, config, place)
         given = 0.0 if place.causal else settings.eval_capacity_factor, settings.capacity_factor
-        self.factors = tuple(Fraction(str(factor)).as_integer_ratio() for factor in given)  # 1.1 is 11 / 10
+        self.factors = tuple(capacity_ratio(factor, self.experts) for factor in given)
         self.capacity, self.jitter = settings.capacity, settings.jitter
         self.balance, self.z_loss = settings.balance, settings.z_loss
         self.drops_tokens, self.drops_in_training = (bool(self.capacity or factor) for factor in given)
@@ -449,6 +449,15 @@ class Switch(Experts):
         return Routing(chosen, weight, loss)
 
 
+def capacity_ratio(factor: float, experts: int) -> tuple[int, int]:
+    """Return a capacity factor as a fraction, 1.1 as (11, 10), and 0 as (0, 1).
+
+    Its numbers are small enough that their products with lengths are exact in 64 bits: a factor of as many as there are
+    experts is no limit, so that larger ones need not be told from it, and millionths make no difference."""
+    ratio = Fraction(str(min(factor, experts))).limit_denominator(1_000_000)
+    return (max(ratio, Fraction(1, 1_000_000)) if factor else ratio).as_integer_ratio()
+
+
 def count_in_texts(chosen: Tensor, experts: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many earlier tokens of the same text have the same expert, and how many tokens the text has.
 
@@ -467,7 +476,7 @@ def count_in_texts(chosen: Tensor, experts: int, positions: Tensor) -> tuple[Ten
 
 def balance_loss(probabilities: Tensor, chosen: Tensor, real: Tensor) -> Tensor:
     """Return E * sum over i of f_i P_i: f_i is the mean number of times that a token chooses expert i, P_i its mean
-    probability. It is least, k, where all experts are chosen equally often.
+    probability. It is k where all experts are chosen equally often, and grows if likely experts are chosen more often.
 
     probabilities: (M, E), chosen: (M, k), real: (M,)."""
     experts = probabilities.shape[1]

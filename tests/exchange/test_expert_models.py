@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from configured import model_config
 from peers import CPU, V, imported, stirred, texts
 from torch import Tensor
@@ -143,6 +144,16 @@ def test_what_switch_transformers_cannot_have_is_refused(settings: dict[str, Any
         match_family(architectures.resolve(model_config(**switch(**settings))))
 
 
+@pytest.mark.parametrize("layers", [(1, 4), (2, 1), (5, 4)])
+def test_transformers_puts_experts_into_the_blocks_that_have_them_here(layers: tuple[int, int]) -> None:
+    config = architectures.resolve(model_config(**switch(n_encoder_layers=layers[0], n_decoder_layers=layers[1])))
+    given = {"num_layers": layers[0], **FAMILIES["switch_transformers"].write_settings(config)}
+    with torch.device("meta"):
+        model = transformers.SwitchTransformersModel(transformers.SwitchTransformersConfig(**given))
+    for stack, n in zip((model.encoder, model.decoder), layers, strict=True):
+        assert [block.layer[-1].is_sparse for block in stack.block] == [i % 2 == 1 for i in range(n)]
+
+
 def test_other_experts_have_no_family() -> None:
     for name in ("noisy-experts", "mixtral"):
         config = model_config(preset="transformer-tiny", source_vocab=V, target_vocab=V, feedforward=name)
@@ -150,11 +161,20 @@ def test_other_experts_have_no_family() -> None:
             match_family(architectures.resolve(config))
 
 
-@pytest.mark.parametrize("steps", [(1, 2), (2, 1)])
-def test_experts_in_other_blocks_of_each_side_are_refused(steps: tuple[int, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sparse", "message"),
+    [
+        ((1, 2), "experts in other blocks of the encoder than of the decoder"),
+        ((2, 1), "experts in other blocks of the encoder than of the decoder"),
+        ((3, 3), "no block with experts"),  # more than there are blocks
+    ],
+)
+def test_experts_in_other_blocks_of_each_side_or_in_none_are_refused(
+    sparse: tuple[int, int], message: str, tmp_path: Path
+) -> None:
     stirred("switch").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    changed = dict(zip(("num_sparse_encoder_layers", "num_sparse_decoder_layers"), steps, strict=True))
+    changed = dict(zip(("num_sparse_encoder_layers", "num_sparse_decoder_layers"), sparse, strict=True))
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    with pytest.raises(RegardError, match="experts in other blocks of the encoder than of the decoder"):
+    with pytest.raises(RegardError, match=message):
         read_huggingface(tmp_path, CPU)

@@ -451,11 +451,15 @@ def test_dropped_tokens_are_a_share_of_those_of_layers_that_drop_in_training(
     assert (0 < summarize_loads(expert_loads(net), limited_layers(net))["dropped_tokens"] < 1) == limited
 
 
-@pytest.mark.parametrize(("factor", "length", "experts", "capacity"), [(1.2, 25, 5, 6), (1.1, 800, 8, 110)])
+@pytest.mark.parametrize(
+    ("factor", "length", "experts", "capacity"),
+    [(1.2, 25, 5, 6), (1.1, 800, 8, 110), (4 / 3, 1024, 4, 342), (1e17, 100, 4, 100), (1e-9, 100, 4, 1)],
+)
 def test_the_capacity_is_rounded_up_from_the_exact_product(
     factor: float, length: int, experts: int, capacity: int
 ) -> None:
-    """Some products are a little more than that, in fp32 or in fp64, and would be rounded up to one more."""
+    """Some products are a little more than that, in fp32 or in fp64, and would be rounded up to one more; numerators of
+    other factors would not fit into 64 bits."""
     settings = {"switch.capacity_factor": 0.0, "switch.eval_capacity_factor": factor, "switch.experts": experts}
     part = layer("switch", **settings).eval().float()
     with torch.no_grad():
