@@ -103,7 +103,7 @@ class Lines:
     x: str
     y: str
     log: bool = False  # logarithmic y axis
-    powers: bool = False  # `at` are powers of 2, on a logarithmic x axis
+    powers: bool = False  # logarithmic x axis, with powers of 2 as ticks
     ticks: tuple[str, ...] = ()  # tick labels in place of the numbers in `at`
     marks: tuple[tuple[str, float], ...] = ()  # names and heights of horizontal lines
     unordered: bool = False  # the lines have no order, so their colours are as different as can be, not a ramp

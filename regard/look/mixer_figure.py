@@ -43,8 +43,9 @@ class MixerFigure(Drawable):
     def figure(self) -> Figure:
         n = len(next(iter(self.shares.values())))
         lines = {name: np.where(share < LEAST, np.nan, share) for name, share in self.shares.items()}
-        x, y = "distance to the earlier token", "share of all influence"
-        panel = Lines("", np.arange(n), lines, x, y, log=True, unordered=not self.in_order)
+        # A logarithmic axis has no 0, the token itself; convolutions end after a few tokens, where a linear one hides them.
+        x, y = "distance to the earlier token, plus 1", "share of all influence"
+        panel = Lines("", np.arange(1, n + 1), lines, x, y, log=True, powers=True, unordered=not self.in_order)
         return draw("Influence of earlier tokens", [panel], 1)
 
     def numbers(self) -> dict[str, Any]:

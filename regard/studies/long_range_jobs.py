@@ -56,7 +56,7 @@ class LongRangeSettings:
     batch: int = 128  # rows
     steps: int = 3000
     rates: tuple[float, ...] = (2e-3, 1e-2)  # learning rates to try: the one with the lower loss at the end counts
-    text_layers: int = 6  # the character model is larger, as large as that of the recipe shakespeare-char
+    text_layers: int = 6  # the character model is larger, about as large as that of the recipe shakespeare-char
     text_width: int = 384
     text_heads: int = 6
     text_dropout: float = 0.2  # of attention weights too
