@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -246,6 +247,34 @@ def test_decoding_is_in_one_thread_and_threads_come_back_after_it() -> None:
         interrupted()
     assert torch.get_num_threads() == 2
     assert large_matmul.threads == 1
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_threads_come_back_after_bodies_of_one_thread_that_overlap() -> None:
+    """The second begins in a new thread of Python while the first is in its body, and ends after it."""
+    first_ends, second_begins = threading.Event(), threading.Event()
+    seen = []
+
+    def second() -> None:
+        with one_thread() as threads:
+            seen.append((threads, torch.get_num_threads(), large_matmul.threads))
+            second_begins.set()
+            assert first_ends.wait(20)
+            seen.append((torch.get_num_threads(), large_matmul.threads))
+
+    with one_thread():
+        other = threading.Thread(target=second)
+        other.start()
+        assert second_begins.wait(20)
+    first_ends.set()
+    other.join(20)
+    assert seen == [(2, 1, 2), (1, 2)]
+    found: list[int] = []
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join(20)
+    assert found == [2]
+    assert (torch.get_num_threads(), large_matmul.threads) == (2, 1)
 
 
 @pytest.mark.usefixtures("_two_threads")

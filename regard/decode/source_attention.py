@@ -6,12 +6,16 @@ validation pairs (German, French; words of a small dictionary and names that bot
 the bundled model is as good as its best layer, and better than any single head; the step that reads a token instead of
 predicting it is far worse. The mean needs no choice of a layer for each model. In an ensemble the weights are those of all
 members that read the same source tokens as the first.
+
+Threads may do this at the same time with one model, as those of a server do: a hook stays on a layer while any thread needs
+it, and keeps the weights of each of these threads by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock, get_ident
 from typing import Any
 
 import numpy as np
@@ -24,7 +28,7 @@ from regard.errors import RegardError
 from regard.kernels.attention_functions import masked_softmax
 from regard.kernels.cpu_threads import one_thread
 from regard.layers.attention_kernels import AttentionPlan, raw_scores
-from regard.layers.hooks import AttentionHook, Recording, paused
+from regard.layers.hooks import AttentionHook, paused
 from regard.layers.mixers.attention import CrossAttention
 from regard.layers.recurrent_attention import Alignment
 from regard.models.ensemble import Ensemble
@@ -41,16 +45,42 @@ TOKENS_AT_A_TIME = {
 class WeightsHook(AttentionHook):
     """A hook that keeps the attention weights of a layer's last call, as the mean over its heads."""
 
+    lock = Lock()  # held while a hook is put on a layer or taken from it
+
     def __init__(self, layer: SourceLayer) -> None:
-        super().__init__(layer, Recording())
+        super().__init__(layer, None)
         self.score = layer.score if isinstance(layer, Alignment) else None
-        self.weights: Tensor | None = None  # (B, T, S), or (B, K, S) in a decoding step
+        self.before = layer.__dict__.get("attend")  # the hook of an outer recording, or None
+        # (B, T, S), or (B, K, S) in a decoding step, for each thread that wants them; None before its first call
+        self.weights: dict[int, Tensor | None] = {}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> Any:
-        out = self.inner(q, k, v, plan)
-        scores = raw_scores(q.float(), k.float(), plan) if self.score is None else self.score(q, k).float()
-        self.weights = masked_softmax(scores, plan.seen()).mean(1)
+        out, thread = self.inner(q, k, v, plan), get_ident()
+        if thread in self.weights:
+            scores = raw_scores(q.float(), k.float(), plan) if self.score is None else self.score(q, k).float()
+            self.weights[thread] = masked_softmax(scores, plan.seen()).mean(1)
         return out
+
+    @classmethod
+    def join(cls, layer: SourceLayer) -> WeightsHook:
+        """Return the hook on a layer, which keeps the weights of this thread from now on."""
+        with cls.lock:
+            hook = layer.__dict__.get("attend")
+            if not isinstance(hook, WeightsHook):
+                layer.__dict__["attend"] = hook = cls(layer)
+            hook.weights[get_ident()] = None
+        return hook
+
+    def leave(self, layer: SourceLayer) -> None:
+        """Forget the weights of this thread; the last one leaves the layer as it was before the first."""
+        with self.lock:
+            del self.weights[get_ident()]
+            if self.weights:
+                return
+            if self.before is None:
+                del layer.__dict__["attend"]
+            else:
+                layer.__dict__["attend"] = self.before
 
 
 def source_layers(model: Any) -> list[SourceLayer]:
@@ -67,24 +97,21 @@ def has_cross_attention(model: Any) -> bool:
 
 @contextmanager
 def hooked_layers(layers: Sequence[SourceLayer]) -> Iterator[list[WeightsHook]]:
-    """Put a `WeightsHook` on each of these layers; afterwards the layers are as before."""
-    before = [layer.__dict__.get("attend") for layer in layers]
-    hooks = [WeightsHook(layer) for layer in layers]
-    for layer, hook in zip(layers, hooks, strict=True):
-        layer.__dict__["attend"] = hook
+    """Keep the attention weights of each of these layers for this thread; afterwards the layers are as before."""
+    hooks: list[WeightsHook] = []
     try:
+        for layer in layers:
+            hooks.append(WeightsHook.join(layer))
         yield hooks
     finally:
-        for layer, old in zip(layers, before, strict=True):
-            if old is None:
-                del layer.__dict__["attend"]
-            else:
-                layer.__dict__["attend"] = old
+        for layer, hook in zip(layers, hooks, strict=False):
+            hook.leave(layer)
 
 
 def mean_weights(hooks: Sequence[WeightsHook]) -> Tensor:
-    """Return the mean of the weights that hooks have kept, (B, T, S)."""
-    return torch.stack([hook.weights for hook in hooks if hook.weights is not None]).mean(0)
+    """Return the mean of the weights that hooks have kept for this thread, (B, T, S)."""
+    kept = (hook.weights[get_ident()] for hook in hooks)
+    return torch.stack([weights for weights in kept if weights is not None]).mean(0)
 
 
 def check_coverage(options: DecodeConfig, model: Any) -> None:

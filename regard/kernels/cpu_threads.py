@@ -9,6 +9,7 @@ runs in one thread, except for products with large matrices, which use all threa
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,8 +19,10 @@ import torch
 LARGE_MATRIX_BYTES = 4 << 20  # from this size of a matrix on, two threads are faster than one
 
 
-class LargeMatmul:
+class LargeMatmul(threading.local):
     """Runs products with large matrices in several threads, and in one for a while after a delay (exponential backoff).
+
+    Every thread of Python has its own settings and times.
 
     A product was delayed if it takes `max_delay` seconds longer than four times its best time. Then the next `backoff`
     products run in one thread, and the backoff doubles, so that a busy machine is tried ever more rarely. Every product
@@ -62,20 +65,35 @@ class LargeMatmul:
 large_matmul = LargeMatmul()
 
 
+_threads_before: dict[
+    int, int
+] = {}  # of the Python threads that are in the body of `one_thread`: torch's threads before
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[int]:
     """Run the body in one thread, except for large products; yield the number of threads that torch had before.
 
-    That number is OMP_NUM_THREADS, or what `torch.set_num_threads` was given, or all cores.
+    That number is OMP_NUM_THREADS, or what `torch.set_num_threads` was given, or all cores. In a new thread of Python torch
+    begins with the number that was set last anywhere, which is 1 while another thread is in such a body: then the number
+    is the one from before that. A body inside of another of the same thread changes nothing.
     """
-    threads = torch.get_num_threads()
-    before, large_matmul.threads = large_matmul.threads, max(threads, large_matmul.threads)
+    own = threading.get_ident()
+    if own in _threads_before:
+        yield torch.get_num_threads()
+        return
+    threads = max([torch.get_num_threads(), *list(_threads_before.values())])
+    _threads_before[own] = (
+        threads  # first known to others, then changed: without a lock, which a fork could find closed
+    )
+    large_matmul.threads = threads
     torch.set_num_threads(1)
     try:
         yield threads
     finally:
-        large_matmul.threads = before
+        large_matmul.threads = 1
         torch.set_num_threads(threads)
+        del _threads_before[own]
 
 
 # ---- several processes of one machine ----------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ class AttentionHook:
     observes: ClassVar[bool] = True  # it changes nothing, so CUDA-graph decoding may leave it out of its copy
     alive: ClassVar[WeakSet[AttentionHook]] = WeakSet()  # while it is empty, no model needs to be searched
 
-    def __init__(self, layer: Any, recording: Recording) -> None:
+    def __init__(self, layer: Any, recording: Recording | None) -> None:
+        """Take the layer, and the recording that the hook writes to, or None for a hook that is no recorder."""
         self.alive.add(self)
         self.inner: Callable[..., Any] = layer.attend  # the layer's own method, or the hook of an outer recording
         self.recording = recording
@@ -44,7 +45,7 @@ def recordings_of(model: object) -> list[Recording]:
     """Return the recordings of a model that are active and not paused."""
     modules = model.modules() if isinstance(model, nn.Module) and AttentionHook.alive else ()
     hooks = (hook for module in modules for hook in _hooks_from(module.__dict__.get("attend")))
-    return [recording for recording in dict.fromkeys(hook.recording for hook in hooks) if not recording.pauses]
+    return [recording for recording in dict.fromkeys(h.recording for h in hooks) if recording and not recording.pauses]
 
 
 def _hooks_from(hook: object) -> Iterator[AttentionHook]:

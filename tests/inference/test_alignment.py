@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from torch import nn
 
 from regard import model_folder
 from regard.config import TokenizerConfig
-from regard.decode.source_attention import forced_attention
+from regard.decode.source_attention import forced_attention, hooked_layers, mean_weights, source_layers
 from regard.errors import RegardError
 from regard.inference.attention_alignment import equal_spans, mask_spans
 from regard.inference.translator import Translator
+from regard.layers.hooks import is_observed
 from regard.look.record import record
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
@@ -193,3 +195,50 @@ def test_masked_texts_know_where_their_words_were() -> None:
         ("”", '"'),
         ("f", "f"),
     ]
+
+
+def test_threads_that_share_a_model_have_weights_of_their_own(model: Translator) -> None:
+    """The second thread begins within the call of the first, and ends after it; a third wants no weights."""
+    net: Any = model.model
+    layers = source_layers(net)
+    sources = [torch.tensor([[5, 6, 7, EOS]]), torch.tensor([[9, 8, EOS]])]
+    targets = [torch.tensor([[SOS, 5, 6]]), torch.tensor([[SOS, 7, 8, 9, 10]])]
+
+    def read(i: int) -> None:
+        with torch.inference_mode():
+            net.head_input(sources[i], targets[i])
+
+    def alone(i: int) -> torch.Tensor:
+        with hooked_layers(layers) as hooks:
+            read(i)
+            return mean_weights(hooks)
+
+    expected = [alone(0), alone(1)]
+    found: dict[int, torch.Tensor] = {}
+    turns = [threading.Event() for _ in range(3)]
+
+    def second() -> None:
+        with hooked_layers(layers) as hooks:
+            read(1)
+            turns[0].set()
+            assert turns[1].wait(20)
+            found[1] = mean_weights(hooks)
+
+    def third() -> None:
+        assert not is_observed(net)
+        read(1)
+        turns[2].set()
+
+    threads = [threading.Thread(target=work) for work in (second, third)]
+    with hooked_layers(layers) as hooks:
+        read(0)
+        for thread, turn in zip(threads, (turns[0], turns[2]), strict=True):
+            thread.start()
+            assert turn.wait(20)
+        found[0] = mean_weights(hooks)
+    turns[1].set()
+    for thread in threads:
+        thread.join(20)
+    for i, weights in enumerate(expected):
+        torch.testing.assert_close(found[i], weights)
+    assert not any("attend" in layer.__dict__ for layer in layers)
