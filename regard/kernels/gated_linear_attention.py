@@ -18,7 +18,8 @@ products and memory grows with T; it runs where there is no GPU. On a GPU, Trito
 `regard::gated_linear_attention`).
 
 With B the sum of log alpha from the beginning of a chunk, the scores of a chunk are sum_d q_id k_jd exp(B_id - B_jd). All
-exponents are differences that are at most 0: exp(-B_j) alone would overflow. No decay is set to 0 where a document begins,
+exponents are differences that are at most 0: exp(-B_j) alone would overflow. For results in fp32 the sums are in float64:
+with a strong decay among weak ones, the difference of two large sums would lose the digits of a small exponent. No decay is set to 0 where a document begins,
 since -inf - -inf is no number: scores of other documents are masked, and states reach only tokens of their own document.
 """
 
@@ -144,25 +145,26 @@ def mix_chunk(
         q.where(sees_state, 0),
         k.where(index[:, None] >= last, 0),
     )  # what meets the state before, and after
-    total = None
     if log_alpha is not None:
-        total = log_alpha.transpose(1, 2).unflatten(1, (groups, -1)).cumsum(3)  # (B, G, R, C, K or 1)
-        gaps = (total[:, :, :, :, None] - total[:, :, :, None]).where(seen[:, :, None, ..., None], 0)
+        total = log_alpha.transpose(1, 2).unflatten(1, (groups, -1)).double().cumsum(3)  # (B, G, R, C, K or 1)
+        gaps = (total[:, :, :, :, None] - total[:, :, :, None]).to(q.dtype).where(seen[:, :, None, ..., None], 0)
         decay = gaps.exp()  # (B, G, R, C, C, K or 1)
-    if total is not None and total.shape[4] > 1:
+        since_start = total.to(q.dtype).exp()
+        until_end = (total[:, :, :, -1:] - total).to(q.dtype).exp()
+    if log_alpha is not None and log_alpha.shape[3] > 1:
         scores = (q[:, :, None, :, None] * k[:, :, None, None] * decay).sum(-1).where(seen[:, :, None], 0)
-        from_state = (q_late[:, :, None] * total.exp()) @ state
-        added = (k_left[:, :, None] * (total[:, :, :, -1:] - total).exp()).mT @ v
+        from_state = (q_late[:, :, None] * since_start) @ state
+        added = (k_left[:, :, None] * until_end).mT @ v
     else:
         scores = (q @ k.mT).where(seen, 0)[:, :, None]
         from_state = split_columns(q_late @ join_columns(state), v)
         left = v
-        if total is not None:
+        if log_alpha is not None:
             scores = scores * decay[..., 0]
-            from_state = from_state * total.exp()
-            left = v * (total[:, :, :, -1:] - total).exp()
+            from_state = from_state * since_start
+            left = v * until_end
         added = split_columns(k_left.mT @ join_columns(left), v)
-    end = state if total is None else state * total[:, :, :, -1, :, None].exp()
+    end = state if log_alpha is None else state * since_start[:, :, :, -1, :, None]
     o = scores @ v + from_state
     end = end.where((last < first)[:, None], 0) + added
     return o.permute(0, 3, 1, 2, 4).flatten(2, 3), end.flatten(1, 2)

@@ -47,12 +47,19 @@ def load_tile(base, rows, limit, stride, columns, WIDTH: tl.constexpr):
     return tl.load(base + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0)
 
 
+@triton.jit
+def power(x):
+    """Return exp(x) in fp32; x may be a difference of sums in float64."""
+    return tl.exp(x.to(tl.float32))
+
+
 @triton.jit(do_not_specialize=["T"])
 def accumulate(x, out, T, H, x_b, x_t, x_h, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
     """Write the sums (B, H, T, K) of x (B, T, H, K) from the beginning of each chunk."""
     bh = tl.program_id(1).to(tl.int64)
     t, d = tl.program_id(0) * C + tl.arange(0, C), tl.program_id(2) * BK + tl.arange(0, BK)
-    found = tl.cumsum(load_tile(x + bh // H * x_b + bh % H * x_h, t, T, x_t, d, K), 0)
+    part = load_tile(x + bh // H * x_b + bh % H * x_h, t, T, x_t, d, K).to(out.dtype.element_ty)
+    found = tl.cumsum(part, 0)
     inside = (t < T)[:, None] & (d < K)[None, :]
     tl.store(out + bh * T * K + t[:, None] * K + d[None, :], found, mask=inside)
 
@@ -89,11 +96,11 @@ def sum_chunks(
         sees = tl.load(starts + t, mask=t < T, other=first) < first if REVERSE else t >= start
         if MODE == 1:
             part = tl.load(sums + t, mask=t < T, other=0.0)
-            part = tl.exp(part if REVERSE else tl.where(t < T, end - part, 0.0))
+            part = power(part if REVERSE else tl.where(t < T, end - part, 0.0))
             rows = rows * part[:, None]
         if MODE == 2:
             part = load_tile(sums, t, T, K, d, K)
-            rows = rows * tl.exp(part if REVERSE else tl.where((t < T)[:, None], end - part, 0.0))
+            rows = rows * power(part if REVERSE else tl.where((t < T)[:, None], end - part, 0.0))
         rows = tl.where(sees[:, None], rows, 0.0).to(x.dtype.element_ty)
         columns = load_tile(y, t, T, y_t, e, V)
         found = tl.dot(tl.trans(rows), columns, found, input_precision=PRECISION)
@@ -128,9 +135,9 @@ def pass_states(
         tl.store(states + at, state.to(states.dtype.element_ty), mask=inside)
         keep = tl.load(starts + last) < n * C
         if MODE == 1:
-            state *= tl.exp(tl.load(sums + bh * T + last))
+            state *= power(tl.load(sums + bh * T + last))
         if MODE == 2:
-            state *= tl.exp(tl.load(sums + (bh * T + last) * K + d, mask=d < K, other=0.0))[:, None]
+            state *= power(tl.load(sums + (bh * T + last) * K + d, mask=d < K, other=0.0))[:, None]
         state = tl.where(keep, state, 0.0)
         if REVERSE and MODE > 0:
             earlier = tl.load(before + at, mask=inside, other=0.0).to(tl.float32)
@@ -172,7 +179,7 @@ def mix(
         if MODE == 1:
             sum_i = tl.load(sums + bh * T + i, mask=i < T, other=0.0)
             end = tl.load(sums + bh * T + beyond - 1)
-            factor = tl.exp(tl.where(i < T, end - sum_i, 0.0) if REVERSE else sum_i)
+            factor = power(tl.where(i < T, end - sum_i, 0.0) if REVERSE else sum_i)
         for k in range(0, K, BK):
             d = k + tl.arange(0, BK)
             x = load_tile(left, i, T, a_t, d, K)
@@ -183,7 +190,7 @@ def mix(
                 if REVERSE:
                     end = tl.load(sums + (bh * T + beyond - 1) * K + d, mask=d < K, other=0.0)
                     part = tl.where((i < T)[:, None], end[None, :] - part, 0.0)
-                x = x * tl.exp(part)
+                x = x * power(part)
             x = tl.where(sees[:, None], x, 0.0).to(a.dtype.element_ty)
             inside = (d < K)[:, None] & (f < V)[None, :]
             at = states + (bh * N + n) * K * V + d[:, None] * state_row + f[None, :] * state_column
@@ -215,7 +222,7 @@ def mix(
                 if MODE == 1:
                     sum_j = tl.load(sums + bh * T + j, mask=j < T, other=0.0)
                     gap = sum_j[None, :] - sum_i[:, None] if REVERSE else sum_i[:, None] - sum_j[None, :]
-                    score = score * tl.exp(tl.where(seen, gap, 0.0))
+                    score = score * power(tl.where(seen, gap, 0.0))
                 score = tl.where(seen, score, 0.0)
             y = load_tile(values, j, T, c_t, f, V)
             found = tl.dot(score.to(c.dtype.element_ty), y, found, input_precision=PRECISION)
@@ -257,8 +264,8 @@ def score_channels(
             border = tl.load(sums + (rows - 1) * K + d, mask=d < K, other=0.0)[None, :]
             late = load_tile(sums, i, T, K, d, K) - border
             early = border - load_tile(sums, j, T, K, d, K)
-            queries = load_tile(q, i, T, q_t, d, K) * tl.exp(tl.where((i < T)[:, None], late, 0.0))
-            keys = load_tile(k, j, T, k_t, d, K) * tl.exp(tl.where((j < rows)[:, None], early, 0.0))
+            queries = load_tile(q, i, T, q_t, d, K) * power(tl.where((i < T)[:, None], late, 0.0))
+            keys = load_tile(k, j, T, k_t, d, K) * power(tl.where((j < rows)[:, None], early, 0.0))
             queries, keys = queries.to(q.dtype.element_ty), keys.to(q.dtype.element_ty)
             found = tl.dot(queries, tl.trans(keys), found, input_precision=PRECISION)
     at = scores + bh * T * C + i[:, None] * C + (j - first)[None, :]
@@ -270,7 +277,7 @@ def score_channels(
         part = load_tile(sums, i, T, K, d, K)
         gap = tl.where(before[:, :, None], part[:, None, :] - part[None, :, :], 0.0)
         queries, keys = load_tile(q, i, T, q_t, d, K).to(tl.float32), load_tile(k, i, T, k_t, d, K).to(tl.float32)
-        near += tl.sum(queries[:, None, :] * keys[None, :, :] * tl.exp(gap), 2)
+        near += tl.sum(queries[:, None, :] * keys[None, :, :] * power(gap), 2)
     at = scores + bh * T * C + i[:, None] * C + (i - first)[None, :]
     tl.store(at, near.to(scores.dtype.element_ty), mask=before)
 
@@ -336,27 +343,27 @@ def channel_gradients(
     sees = tl.load(starts + i, mask=i < T, other=first) < first
     continues = (i >= tl.load(starts + last)) & (i < T)
     end = tl.load(sums + last * K + d, mask=d < K, other=0.0)[None, :]
-    by_state = tl.where(sees[:, None], by_state * tl.exp(part), 0.0)
-    by_later = tl.where(continues[:, None], by_later * tl.exp(tl.where(continues[:, None], end - part, 0.0)), 0.0)
+    by_state = tl.where(sees[:, None], by_state * power(part), 0.0)
+    by_later = tl.where(continues[:, None], by_later * power(tl.where(continues[:, None], end - part, 0.0)), 0.0)
     all_sums = load_tile(sums, j, T, K, d, K)  # (C, BK)
     left, right = tl.zeros((SUB, BK), tl.float32), tl.zeros((SUB, BK), tl.float32)
     if rows > first:  # queries of these rows and earlier keys
         border = tl.load(sums + (rows - 1) * K + d, mask=d < K, other=0.0)[None, :]
         early = (j < rows)[:, None]
-        keys = load_tile(k, j, T, k_t, d, K) * tl.exp(tl.where(early, border - all_sums, 0.0))
+        keys = load_tile(k, j, T, k_t, d, K) * power(tl.where(early, border - all_sums, 0.0))
         keys = tl.where(early, keys, 0.0).to(dtype)
         weights = tl.load(dscores + i[:, None] * C + (j - first)[None, :], mask=real & (j < rows)[None, :], other=0.0)
         left = tl.dot(weights.to(dtype), keys, left, input_precision=PRECISION)
-        left *= tl.exp(tl.where(real, part - border, 0.0))
+        left *= power(tl.where(real, part - border, 0.0))
     if rows + SUB <= last:  # keys of these rows and later queries
         border = tl.load(sums + (rows + SUB - 1) * K + d, mask=d < K, other=0.0)[None, :]
         late = ((j >= rows + SUB) & (j < T))[:, None]
-        queries = load_tile(q, j, T, q_t, d, K) * tl.exp(tl.where(late, all_sums - border, 0.0))
+        queries = load_tile(q, j, T, q_t, d, K) * power(tl.where(late, all_sums - border, 0.0))
         queries = tl.where(late, queries, 0.0).to(dtype)
         at = dscores + j[None, :] * C + (i - first)[:, None]
         weights = tl.load(at, mask=((j >= rows + SUB) & (j < T))[None, :], other=0.0)
         right = tl.dot(weights.to(dtype), queries, right, input_precision=PRECISION)
-        right *= tl.exp(border - part)
+        right *= power(border - part)
     # Pairs inside of these rows, one partner after the other.
     mine_q, mine_k = load_tile(q, i, T, q_t, d, K).to(tl.float32), load_tile(k, i, T, k_t, d, K).to(tl.float32)
     for s in range(0, SUB):
@@ -365,10 +372,10 @@ def channel_gradients(
             other = tl.load(sums + t * K + d, mask=d < K, other=0.0)[None, :]
             key = tl.load(k + t * k_t + d, mask=d < K, other=0.0).to(tl.float32)[None, :]
             weight = tl.load(dscores + i * C + (t - first), mask=(i > t) & (i < T), other=0.0).to(tl.float32)
-            left += weight[:, None] * key * tl.exp(tl.where((i > t)[:, None] & real, part - other, 0.0))
+            left += weight[:, None] * key * power(tl.where((i > t)[:, None] & real, part - other, 0.0))
             query = tl.load(q + t * q_t + d, mask=d < K, other=0.0).to(tl.float32)[None, :]
             weight = tl.load(dscores + t * C + (i - first), mask=i < t, other=0.0).to(tl.float32)
-            right += weight[:, None] * query * tl.exp(tl.where((i < t)[:, None], other - part, 0.0))
+            right += weight[:, None] * query * power(tl.where((i < t)[:, None], other - part, 0.0))
     itself = tl.load(dscores + i * C + (i - first), mask=i < T, other=0.0).to(tl.float32)[:, None]
     inside = real & (d < K)[None, :]
     at = bh * T * K + i[:, None] * K + d[None, :]
@@ -492,7 +499,8 @@ class RecurrenceLaunch:
         if log_decay is not None:
             x = dense(log_decay if self.mode == 2 else log_decay[..., None])
             width = x.shape[3]
-            self.sums = x.new_empty(self.b, self.h, self.t, width)
+            dtype = torch.float64 if fp32 else torch.float32
+            self.sums = x.new_empty(self.b, self.h, self.t, width, dtype=dtype)
             block = 32 if self.mode == 2 else 1
             accumulate[(self.n, self.b * self.h, -(-width // block))](
                 x, self.sums, self.t, self.h, *strides(x), K=width, C=chunk, BK=block
@@ -544,7 +552,7 @@ class RecurrenceLaunch:
         bk, bv = block_of(keys, self.most), block_of(width, 64 if looped or own is not None else self.most)
         blocks = -(-width // bv)
         out = c.new_empty(self.b, self.t, c.shape[2], width)
-        parts = out if own is None else self.sums.new_empty(2, blocks, self.b, self.h, self.t)
+        parts = out if own is None else states.new_empty(2, blocks, self.b, self.h, self.t, dtype=torch.float32)
         mine = c if own is None else own
         mix[(-(-self.t // self.rows), blocks, self.b * c.shape[2])](
             *(a, b, c, mine, self.sums, out if scores is None else scores, self.starts, states, out, parts),

@@ -168,6 +168,34 @@ def test_kernels_are_the_recurrence(
     assert_near(names_of(given), gradients, wanted[2:], 3e-5)
 
 
+def strong_and_weak_decays(mode: int, t: int) -> tuple[list[Any], list[Tensor], tuple[Tensor, Tensor]]:
+    """Return a case with a strong decay now and then, what float64 makes of it with all gradients, and those given."""
+    given = case(mode, t, b=1, h=2, g=1)
+    given[3] = torch.where(given[3] < -0.35, -300.3, -0.01).float().double()
+    grads = gradients_like(given)
+    return given, with_gradients(recurrent_form, given, grads), grads
+
+
+@pytest.mark.parametrize("mode", [1, 2], ids=["one a head", "one a channel"])
+def test_strong_decays_among_weak_ones_leave_fp32_its_digits(mode: int) -> None:
+    """Sums of decays reach -6,000, whose fp32 neighbours are 5e-4 apart; errors are compared with the largest number."""
+    given, wanted, grads = strong_and_weak_decays(mode, 64)
+    low = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given]
+    assert_near(("o", "last"), list(chunked_form(*low)), wanted[:2], 3e-6)
+    found = with_gradients(chunked_form, low, grads)[2:]
+    assert_near(names_of(given), found, wanted[2:], 3e-6)
+
+
+@pytest.mark.parametrize("mode", [1, 2], ids=["one a head", "one a channel"])
+def test_strong_decays_among_weak_ones_leave_the_kernels_their_digits(kernels: Any, mode: int) -> None:
+    given, wanted, grads = strong_and_weak_decays(mode, 48)
+    q, k, v, decay, starts, first = (x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given)
+    found = kernels.run_forward(q, k, v, decay, starts, first, 32)
+    assert_near(("o", "last"), list(found), wanted[:2], 3e-6)
+    gradients = kernels.run_backward(grads[0].float(), grads[1].float(), q, k, v, decay, starts, first, 32)
+    assert_near(names_of(given), gradients, wanted[2:], 3e-6)
+
+
 @modes
 def test_the_kernel_of_a_step(kernels: Any, mode: int) -> None:
     q, k, v, decay, starts, first = (
