@@ -140,9 +140,6 @@ def translate(
             raise RegardError("--output needs texts, --input FILE or a pipe: at a terminal translations are printed")
         if not rank.is_alone and not (input and output):
             raise RegardError("several processes share a file: give --input FILE and --output FILE")
-        samples = options.get("temperature") or options.get("mbr")
-        if not samples and (options.get("top_k") or options.get("top_p")):
-            raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
         target = choose_output(output, "", [input, glossary]) if output else None
         with spinner("loading the model"):
             with no_collecting():
@@ -162,6 +159,9 @@ def translate(
             translator = (
                 Translator.load(model, own_device, weights) if model else bundled_translator(own_device, weights)
             )
+        samples = any(options.get(name, getattr(translator.options, name)) for name in ("temperature", "mbr"))
+        if not samples and (options.get("top_k") or options.get("top_p")):
+            raise RegardError("--top-k and --top-p choose among samples: give a --temperature above 0 too")
         if formality:
             options["formality"] = str(formality)
         style = files.OutputStyle(

@@ -75,6 +75,10 @@ def check_decoding(model: Any, options: DecodeConfig) -> None:
         raise RegardError(
             f"decode.ensemble {options.ensemble} is for several models: give a second one, or leave it out"
         )
+    if options.repetition_penalty != 1 and isinstance(model, Ensemble):
+        raise RegardError(
+            "decode.repetition_penalty divides the logits of one model, and several models together have none: set it to 1"
+        )
 
 
 def plan_batches(

@@ -100,8 +100,7 @@ def hooked_layers(layers: Sequence[SourceLayer]) -> Iterator[list[WeightsHook]]:
     """Keep the attention weights of each of these layers for this thread; afterwards the layers are as before."""
     hooks: list[WeightsHook] = []
     try:
-        for layer in layers:
-            hooks.append(WeightsHook.join(layer))
+        hooks.extend(map(WeightsHook.join, layers))
         yield hooks
     finally:
         for layer, hook in zip(layers, hooks, strict=False):
@@ -134,7 +133,7 @@ class AttentiveStep:
         """Return the logits (N, V) after one more token (N,) of each hypothesis, and attention weights (B, K, S)."""
         with hooked_layers(self.layers) as hooks:
             logits = self.model.step(tokens, state)
-        return logits, mean_weights(hooks)
+            return logits, mean_weights(hooks)
 
 
 @torch.inference_mode()

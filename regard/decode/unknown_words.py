@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
@@ -126,7 +127,7 @@ def write_text(
     for t, id in enumerate(ids):
         if t in words:
             word, is_spaced = words[t]
-            written = dictionary.get(word.casefold(), word)
+            written = dictionary.get(normalize("NFC", word.casefold()), word)
             pieces.append(SPACE + written if tokenizer.marks_spaces and is_spaced else written)
         elif id not in tokenizer.special_ids:
             pieces.append(tokenizer.token(id))
@@ -145,4 +146,5 @@ def load_dictionary(path: str) -> dict[str, str]:
 @lru_cache(maxsize=4)
 def read_dictionary(path: str, changed: int) -> dict[str, str]:
     """Return the translations of words in a file that was changed last at this time."""
-    return {term.folded: term.target for term in Glossary.load(path, "decode.unknown_dictionary").terms}
+    terms = Glossary.load(path, "decode.unknown_dictionary").terms
+    return {normalize("NFC", term.folded): term.target for term in terms}

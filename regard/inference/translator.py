@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -539,8 +539,9 @@ class Translator:
             advance(len(constraints))
         ranked = [found[i] for i in range(len(sources))]
         written = self.texts_of(sentences, sources, ranked, chosen)
-        if chosen.replace_unknown != "none" and not (chosen.temperature or chosen.mbr):
-            found, written = without_repetitions(found, written)
+        if chosen.replace_unknown != "none":
+            samples = frozenset(plain if chosen.temperature and not chosen.mbr else ())
+            found, written = without_repetitions(found, written, samples)
         translations = [  # an empty line stays empty, whatever the model makes of it
             self._translation(found[i], written[i]) if ids and text.strip() else copy_text("")
             for i, (text, ids) in enumerate(zip(sentences, sources, strict=True))
@@ -562,7 +563,7 @@ class Translator:
             groups[bool(each.phrases), languages[i].startswith(UNSPACED)].append(i)
         found: dict[int, list[Hypothesis]] = {}
         for (is_forced, unspaced), own in groups.items():
-            how = searching(chosen, beam=max(chosen.beam, chosen.nbest))
+            how = searching(chosen, beam=max(chosen.beam, chosen.nbest), repetition_penalty=1.0)
             if is_forced:
                 beam = max(how.beam, CONSTRAINED_BEAM)
                 how = replace(how, beam=beam, length_penalty=CONSTRAINED_LENGTH_PENALTY)
@@ -703,12 +704,16 @@ def is_spaced(direction: Direction) -> bool:
 
 
 def without_repetitions(
-    found: Mapping[int, list[Hypothesis]], texts: Sequence[list[str]]
+    found: Mapping[int, list[Hypothesis]], texts: Sequence[list[str]], samples: Collection[int] = ()
 ) -> tuple[dict[int, list[Hypothesis]], list[list[str]]]:
     """Return the hypotheses of each sentence and their texts; of those that are one text only the first is kept.
 
-    Hypotheses differ in their unknown words, which may be replaced by the same words of the source."""
-    kept = [[list(own).index(text) for text in dict.fromkeys(own)] for own in texts]
+    Hypotheses differ in their unknown words, which may be replaced by the same words of the source. All `samples`, the
+    sentences whose hypotheses were sampled, are kept: equal ones are results too."""
+    kept = [
+        [*range(len(own))] if i in samples else [own.index(text) for text in dict.fromkeys(own)]
+        for i, own in enumerate(texts)
+    ]
     return (
         {i: [found[i][at] for at in places] for i, places in enumerate(kept)},
         [[own[at] for at in places] for own, places in zip(texts, kept, strict=True)],

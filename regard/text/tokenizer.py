@@ -286,17 +286,23 @@ _BYTE = _byte_of_char()
 
 
 def include_marks(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans that end behind the accents of their last letter, where these are characters of their own.
+    """Return spans that end behind the marks of their last letter, where these are characters of their own.
 
-    Normalization joins a letter and its accents to one character, which the library finds at the letter alone."""
+    Normalization joins a letter and its accents, or the parts of a Korean syllable, to one character, which the library
+    finds at the first of them alone."""
     if text.isascii():
         return list(spans)
     found = []
     for (begin, end), (following, _) in zip(spans, [*spans[1:], (len(text), 0)], strict=True):
-        while begin < end < following and combining(text[end]):
+        while begin < end < following and (combining(text[end]) or is_joined(text[begin:end], text[end])):
             end += 1
         found.append((begin, end))
     return found
+
+
+def is_joined(before: str, character: str) -> bool:
+    """Return whether normalization joins a character with those before it."""
+    return len(normalize("NFC", before + character)) <= len(normalize("NFC", before))
 
 
 def _readable(token: str) -> str:

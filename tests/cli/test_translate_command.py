@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,14 @@ def test_objects_of_json(fake: CapitalTranslator, capfd: Capture, monkeypatch: A
     assert (
         call(capfd, monkeypatch, "translate", "--json", "--to", "fr", stdin=b"one\n")[1] == out.splitlines()[0] + "\n"
     )
+
+
+@pytest.mark.parametrize(("own", "refused"), [({"temperature": 0.8}, False), ({"mbr": 4}, False), ({}, True)])
+def test_top_k_needs_samples_by_the_options_or_by_the_model(
+    own: dict[str, Any], refused: bool, fake: CapitalTranslator, capfd: Capture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(fake, "options", replace(fake.options, **own))
+    code, out, err = call(capfd, monkeypatch, "translate", "--top-k", "5", "one")
+    assert (code, out) == ((2, "") if refused else (0, "ONE\n"))
+    assert ("give a --temperature" in err) == refused
+    assert call(capfd, monkeypatch, "translate", "--top-k", "5", "--temperature", "1", "one")[0] == 0

@@ -165,6 +165,12 @@ def test_an_average_of_one_model_is_refused() -> None:
         decode(tiny_transformer(1), [[5]], DecodeConfig(ensemble="log"), 64, CPU)
 
 
+def test_a_repetition_penalty_which_is_for_logits_is_refused() -> None:
+    """The values of an ensemble are log-probabilities, so that twice the same model would not be the model."""
+    with pytest.raises(RegardError, match=r"decode\.repetition_penalty divides the logits of one model"):
+        decode(mixed(), [[5]], DecodeConfig(beam=1, repetition_penalty=1.2), 64, CPU)
+
+
 def test_an_ensemble_is_not_captured_and_says_so() -> None:
     assert why_not_captured(mixed(), None) == "an ensemble of 3 models"
     assert why_not_captured(tiny_transformer(1), DecodeConfig(prune=3.0)) == "decode.prune"

@@ -26,8 +26,10 @@ from regard.decode.batch_decoding import decode
 from regard.decode.constraints import Hypothesis
 from regard.decode.unknown_words import allow_unknown, attended_word, load_dictionary, replace_unknown
 from regard.errors import RegardError
+from regard.inference import translator as translator_module
 from regard.inference.document_translation import work_identity
 from regard.inference.translator import Translator, without_repetitions
+from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
 from regard.tasks import prepare_job
 from regard.tasks.run import train_config
@@ -162,6 +164,10 @@ def test_translations_come_from_the_dictionary_in_any_case(monkeypatch: pytest.M
     ids = tokenizers.source.encode("MUNICH Dog")
     found = replace_unknown(model, tokenizers, EOS_TEMPLATE, options, ["MUNICH Dog"], [ids], [[UNK, UNK]])
     assert found == ["München Hündchen"]
+    file.write_text("dog\tHund\nJose\u0301\tJosef\nAndré\tAndreas\n")
+    names = "José Andre\u0301"  # accents may be characters of their own in either
+    given = [names], [tokenizers.source.encode(names)], [[UNK, UNK]]
+    assert replace_unknown(model, tokenizers, EOS_TEMPLATE, options, *given) == ["Josef Andreas"]
     file.write_text("dog\tHund\n")
     os.utime(file, ns=(1, 1))  # a change is noticed
     assert load_dictionary(str(file)) == {"dog": "Hund"}
@@ -263,15 +269,15 @@ def test_a_translation_that_was_cut_off_at_the_longest_length_is_not_read_to_its
     assert found == " ".join(["Zorbl"] * 8)
 
 
-def test_accents_that_are_characters_of_their_own_are_copied_with_their_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_that_are_characters_of_their_own_are_copied_with_their_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizers = make_tokenizers()
-    text = unicodedata.normalize("NFD", "José Nguyễ sees")
+    text = unicodedata.normalize("NFD", "José Nguyễ 한국 sees")
     ids = tokenizers.source.encode(text)
     assert ids == tokenizers.source.encode(unicodedata.normalize("NFC", text))
-    model: Any = Attentive(monkeypatch, np.eye(3)[:2])
-    given = [text], [ids], [[UNK, UNK]]
+    model: Any = Attentive(monkeypatch, np.eye(4)[:3])
+    given = [text], [ids], [[UNK, UNK, UNK]]
     assert replace_unknown(model, tokenizers, EOS_TEMPLATE, COPY, *given) == [text.removesuffix(" sees")]
-    assert tokenizers.source.split_words([text])[0][1] == ["José", "Nguyễ", "sees"]
+    assert tokenizers.source.split_words([text])[0][1] == ["José", "Nguyễ", "한국", "sees"]
 
 
 def test_attended_words_are_unknown_ones_if_there_are_any() -> None:
@@ -318,6 +324,34 @@ def test_hypotheses_that_are_one_text_count_once() -> None:
     kept, texts = without_repetitions(found, [["a", "b", "a"], ["c", "c", "c"]])
     assert [[h.tokens for h in own] for own in kept.values()] == [[[0], [1]], [[0]]]
     assert texts == [["a", "b"], ["c"]]
+    assert without_repetitions(found, [["a", "b", "a"], ["c", "c", "c"]], {1})[1] == [["a", "b"], ["c", "c", "c"]]
+
+
+@pytest.mark.parametrize("way", [{"beam": 2}, {"temperature": 1.0}, {"mbr": 3}])
+def test_sentences_with_required_words_are_searched_and_have_each_text_once(
+    way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the others are decoded, and also with a repetition penalty, which is for them alone."""
+    tokenizers = make_tokenizers()
+    n = len(tokenizers.target)
+    sizes = {"source_vocab": n, "target_vocab": n, "d_model": 4, "recurrent.d_hidden": 4}
+    model: Any = make_model(preset("rnnsearch-small", **sizes, **DEFAULT_SPECIAL_TOKENS.model_settings()))
+    options = replace(COPY, max_len_a=0.0, max_len_b=4)
+    translator = Translator(ModelPackage(model.eval(), tokenizers, "translation", options, source="en", target="de"))
+    asked = []
+
+    def search(model: Any, sources: Any, constraints: Any, how: DecodeConfig, *rest: Any) -> list[list[Hypothesis]]:
+        asked.append(how)
+        return [[Hypothesis([UNK], -1.0, -1.0, True), Hypothesis([UNK], -2.0, -2.0, True)] for _ in sources]
+
+    monkeypatch.setattr(translator_module, "decode_constrained", search)
+    if "beam" not in way:
+        way = {**way, "repetition_penalty": 1.2}
+    given: Any = {"force_words": [[], ["Hund"]], "nbest": 2, **way}
+    plain, forced = translator.translate_sentences(["the man", "Zorbl"], **given)
+    assert (forced.text, len(forced.nbest)) == ("Zorbl", 0)
+    assert (asked[0].repetition_penalty, asked[0].temperature, asked[0].mbr) == (1.0, 0.0, 0)
+    assert len(plain.nbest) in (0, 2)
 
 
 # ---- learning -----------------------------------------------------------------------------------------------------------

@@ -48,6 +48,17 @@ def test_requests_at_the_same_time_have_the_answers_of_each_alone(live: LiveServ
     assert post(live, "/translate", {"q": TEXTS, "source": "en", "target": "de"})["translatedText"] == alone
 
 
+def test_links_between_words_and_alternatives_are_those_of_each_alone(live: LiveServer) -> None:
+    """They come from attention weights, for which all requests ask the same layers."""
+    texts = ["I ate an *apple* with my friends.", "*No*, I will not come.", "The man went to the *old* house."]
+    asked = [("/regard/translate", {"text": text, "to": "de"}) for text in texts]
+    asked += [("/regard/alternatives", {"text": text, "to": "de", "n": 3}) for text in texts]
+    asked *= 3
+    alone = [post(live, *one) for one in asked]
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(lambda one: post(live, *one), asked)) == alone
+
+
 def test_a_stream_and_a_whole_answer_are_the_same(live: LiveServer) -> None:
     body = {"text": " ".join(TEXTS), "to": "fr"}
     whole = post(live, "/regard/translate", body)
