@@ -252,10 +252,15 @@ def mixers_picture(names: str, model: Path | None, settings: dict[str, str], len
     from regard.config.recipes import build, nest
     from regard.config.registry import PARTS, find
 
+    if "mixer" in settings:
+        raise RegardError(
+            f"--model.mixer does not belong here: name the mixers themselves, regard look mixers {settings['mixer']}"
+        )
     chosen = [name.strip() for name in names.split(",")] if names else list(PARTS["mixer"])
     for name in chosen:
         find("mixer", name)  # an unknown one is refused
-    values = {"preset": "gpt-tiny", "positions": "none", "target_vocab": 8, **nest(settings)}
+    sizes = {"preset": "gpt-tiny", "positions": "none", "target_vocab": 8, "n_decoder_layers": len(chosen)}
+    values = {**sizes, **nest(settings), "mixer": chosen}  # of all of them, whose settings may be given
     return draw_untrained_mixers(chosen, build(values, ModelConfig, "model."), length)
 
 

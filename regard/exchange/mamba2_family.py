@@ -34,6 +34,10 @@ def mamba2_read(their: Their) -> dict[str, Any]:
             f"config.json has num_heads {heads} * head_dim {head}, which must be expand {expand} * hidden_size {width}"
         )
     least, most = map(read_number, their.get("time_step_limit") or (0.0, math.inf))
+    if not 0 <= least <= most or not most:
+        raise RegardError(
+            f"config.json has time_step_limit {[least, most]}: its first number must be from 0 to the second, which is above 0"
+        )
     limits = {"mamba2.dt_least": least, "mamba2.dt_most": 0.0 if math.isinf(most) else most}
     return {**limits, **read_tie(their, False)}
 

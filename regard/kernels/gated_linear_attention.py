@@ -19,8 +19,9 @@ products and memory grows with T; it runs where there is no GPU. On a GPU, Trito
 
 With B the sum of log alpha from the beginning of a chunk, the scores of a chunk are sum_d q_id k_jd exp(B_id - B_jd). All
 exponents are differences that are at most 0: exp(-B_j) alone would overflow. For results in fp32 the sums are in float64:
-with a strong decay among weak ones, the difference of two large sums would lose the digits of a small exponent. No decay is set to 0 where a document begins,
-since -inf - -inf is no number: scores of other documents are masked, and states reach only tokens of their own document.
+with a strong decay among weak ones, the difference of two large sums would lose the digits of a small exponent. No decay is
+set to 0 where a document begins, since -inf - -inf is no number: scores of other documents are masked, and states reach only
+tokens of their own document.
 """
 
 from __future__ import annotations

@@ -173,10 +173,9 @@ def check_graph(graph: CellGraph) -> None:
 def parse(text: str) -> CellGraph:
     """Return the graph of a text."""
     try:
-        statements = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        return GraphParser().read(ast.parse(text.strip()).body)
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError) as error:
         raise RegardError(f"model.expression.graph is no list of assignments: {error}") from None
-    return GraphParser().read(statements)
 
 
 class GraphParser:

@@ -214,6 +214,7 @@ class FeedForward(Part):
 
     kind = "feedforward"
     auxiliary: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ("activation",)  # shared settings that some layers do not read
     gated: ClassVar[bool] = False  # its first matrix has gates and values (kernels/weight_layout.py)
     reads_pieces: bool = True  # a text that is read in pieces gives what it gives at once
     fused_step: Callable[[Tensor, nn.Module | None, Tensor | None, Context, Any], Tensor] | None = None

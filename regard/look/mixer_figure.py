@@ -53,10 +53,15 @@ class MixerFigure(Drawable):
 
 
 def draw_untrained_mixers(names: Sequence[str], config: ModelConfig, n: int) -> MixerFigure:
-    """Draw mixers as they are initialized, in a decoder of this configuration, over n tokens; the seed is 0."""
+    """Draw mixers as they are initialized, in a decoder of this configuration but for its mixers, over n tokens.
+
+    The seed is 0."""
     shares = {}
+    # One model has all of them, so that a setting that only some of them read may be given.
+    sizes = {"mixer": tuple(names), "n_decoder_layers": len(names), "max_len": max(n, config.max_len)}
+    of_all = architecture_of(config).resolve(replace(config, **sizes))
     for name in names:
-        own = architecture_of(config).resolve(replace(config, mixer=(name,), max_len=max(n, config.max_len)))
+        own = replace(of_all, mixer=(name,))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             mixer: Mixer = make_part("mixer", name, own, Place("decoder", causal=True))

@@ -183,5 +183,7 @@ def unused_settings(config: ModelConfig) -> dict[str, str]:
     if not config.n_encoder_layers:
         found["encoder_positions"] = "where there is no encoder"
     if not config.d_ff:
-        found |= dict.fromkeys(("activation", "feedforward", "ff_dropout"), "where model.d_ff is 0")
+        found |= dict.fromkeys(("activation", "feedforward", "ff_dropout", "parallel"), "where model.d_ff is 0")
+    elif not any("activation" in find("feedforward", name).reads for name in config.feedforward):
+        found["activation"] = f"where model.feedforward is {', '.join(dict.fromkeys(config.feedforward))}"
     return found

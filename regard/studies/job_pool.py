@@ -53,7 +53,8 @@ class Worker:
 
     def begin(self, name: str, job: Any) -> None:
         self.name, self.begun = name, time.perf_counter()
-        self.pipe.send(job)
+        with contextlib.suppress(BrokenPipeError):  # `outcome` finds out that the process has ended
+            self.pipe.send(job)
 
     def outcome(self) -> Outcome:
         try:
@@ -104,6 +105,7 @@ class JobPool:
         while waiting or self.busy:
             while waiting and len(self.busy) < self.at_once:
                 name, job = waiting.pop(0)
+                self.idle = [worker for worker in self.idle if worker.process.is_alive()]
                 self.busy.append(self.idle.pop() if self.idle else Worker(self.work))
                 self.busy[-1].begin(name, job)
                 started(name)

@@ -98,7 +98,8 @@ def study(out: Path, jobs: int = 2, quick: bool = False) -> Path:
     """Write results.json, table.md and lstm-odyssey.png into `out`, and return it."""
     sizes = QUICK if quick else OdysseySizes()
     todo = [VariantJob(variant, task, sizes, out / "trainings") for task in TASKS for variant in VARIANTS]
-    if failures := run_missing(train_variant, todo, min(jobs, cpu_cores())):  # more would wait for a core
+    at_once = min(jobs, cpu_cores())  # more would wait for a core
+    if failures := run_missing(train_variant, todo, at_once):
         names = ", ".join(failure.name for failure in failures)
         raise RegardError(f"these trainings failed: {names}; their errors are in {out / 'trainings'}")
     found = {(job.variant, job.task): load_result(job) or {} for job in todo}
@@ -109,7 +110,7 @@ def study(out: Path, jobs: int = 2, quick: bool = False) -> Path:
     results: dict[str, Any] = {
         "setting": describe_setting("cpu", quick),
         "sizes": dataclasses.asdict(sizes),
-        "jobs": jobs,
+        "jobs": at_once,
         "seconds": sum(result["seconds"] for result in found.values()),  # of all trainings, one after the other
         "parameters": {
             variant: count_parameters(CELL, settings_of(variant), sizes.training.width, sizes.training.embedding)

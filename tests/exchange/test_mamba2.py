@@ -54,6 +54,15 @@ def test_limits_of_step_sizes_are_theirs(tmp_path: Path) -> None:
     torch.testing.assert_close(found, said, atol=1e-4, rtol=1e-4)
 
 
+def test_limits_that_leave_no_step_size_are_refused(tmp_path: Path) -> None:
+    """In Regard an upper limit of 0 means that there is none."""
+    stirred("mamba2").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"time_step_limit": [0.0, 0.0]}))
+    with pytest.raises(RegardError, match=r"time_step_limit \[0\.0, 0\.0\]"):
+        read_huggingface(tmp_path, CPU)
+
+
 def test_a_preset_is_a_model_of_the_family_and_a_hybrid_is_not() -> None:
     config = resolve(preset("mamba2-tiny", target_vocab=V))
     assert match_family(config).model_type == "mamba2"

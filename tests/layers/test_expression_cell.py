@@ -169,6 +169,8 @@ def test_gradients_are_those_of_finite_differences(text: str) -> None:
         ("h = " + " + ".join(["W(x) + U(h)"] * 200), "more than 100 nodes"),
         ("h = W(x, y) + U(h)", "a number is expected"),
         ("h = W(x, 1e400) + U(h)", "not finite"),
+        ("h = W(x) + U(h) * 1" + 400 * "0", "int too large"),
+        ("h = W(x) + U(h)" + 5000 * " + x", "recursion|more than 100 nodes"),
     ],
 )
 def test_what_is_no_cell_is_refused(text: str, complaint: str) -> None:

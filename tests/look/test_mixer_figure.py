@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.cli.look_commands import mixers_picture
 from regard.cli.main import main
 from regard.config import ModelConfig
 from regard.config.registry import PARTS
@@ -89,3 +90,18 @@ def test_the_command_writes_numbers_or_a_picture(
         "attention": 4,
         "convolution": 4,
     }
+
+
+def look_mixers(names: str, settings: dict[str, str]) -> dict[str, list[float]]:
+    numbers = mixers_picture(names, None, settings, 4).numbers()
+    return {name: list(share) for name, share in numbers.items()}
+
+
+def test_settings_are_those_of_the_drawn_mixers() -> None:
+    assert look_mixers("mamba", {"mamba.d_state": "4"}) != look_mixers("mamba", {})
+    both = look_mixers("mamba,gla", {"n_heads": "2", "d_model": "32"})  # Mamba has no heads
+    assert both["mamba"] == look_mixers("mamba", {"d_model": "32"})["mamba"]
+    with pytest.raises(RegardError, match=r"model\.n_heads would do nothing here"):
+        look_mixers("mamba", {"n_heads": "2"})
+    with pytest.raises(RegardError, match=r"--model\.mixer does not belong here: .* regard look mixers gla"):
+        look_mixers("", {"mixer": "gla"})

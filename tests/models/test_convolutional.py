@@ -277,6 +277,8 @@ def test_windows_and_prefixes_are_refused(config: ModelConfig) -> None:
         ("linear-attention-tiny", {"attention_dropout": 0.1}, r"model\.attention_dropout would do nothing"),
         ("mamba-tiny", {"d_head": 8}, r"model\.d_head would do nothing here, where model\.mixer is mamba"),
         ("conv-lm", {"feedforward": "gated"}, r"model\.feedforward would do nothing here, where model\.d_ff is 0"),
+        ("mamba-tiny", {"parallel": True}, r"model\.parallel would do nothing here, where model\.d_ff is 0"),
+        ("rwkv-tiny", {"activation": "silu"}, "activation would do nothing here, where .* is rwkv-channel-mix"),
         ("convs2s-small", {"activation": "gelu"}, r"model\.activation would do nothing"),
         ("convs2s-small", {"ff_dropout": 0.1}, r"model\.ff_dropout would do nothing"),
         ("convs2s-small", {"d_ff": -1}, r"'model\.d_ff' must be a number from 0 up, not -1"),

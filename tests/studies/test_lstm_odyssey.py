@@ -41,12 +41,14 @@ def test_the_command_writes_table_numbers_and_picture_and_keeps_trainings(
 ) -> None:
     tiny = TrainingSizes(width=3, embedding=3, steps=1, batch=2, training_examples=8, test_examples=4)
     monkeypatch.setattr(lstm_odyssey, "QUICK", OdysseySizes(tiny, seeds=2))
-    words = ["lstm-odyssey", "--quick", "--output", str(tmp_path)]
+    monkeypatch.setattr(lstm_odyssey, "cpu_cores", lambda: 2)
+    words = ["lstm-odyssey", "--quick", "--jobs", "8", "--output", str(tmp_path)]
     ran = CliRunner().invoke(study_app, words, catch_exceptions=False)
     assert ran.exit_code == 0
     assert ran.stdout.strip().endswith((tmp_path / "table.md").read_text().strip())
     assert (tmp_path / "lstm-odyssey.png").read_bytes().startswith(b"\x89PNG")
     results = json.loads((tmp_path / "results.json").read_text())
+    assert results["jobs"] == 2  # as many as ran, one a core
     assert list(results["accuracies"]) == list(VARIANTS)
     assert all(len(values) == 2 for row in results["accuracies"].values() for values in row.values())
     parameters = results["parameters"]

@@ -22,7 +22,7 @@ from regard.errors import RegardError
 from regard.files import read_json
 from regard.models.gpt import GPT
 from regard.studies import position_study
-from regard.studies.job_pool import Outcome, load_result, run_jobs
+from regard.studies.job_pool import JobPool, Outcome, load_result, run_jobs
 from regard.studies.position_study_jobs import (
     FIRST_CHARACTER,
     FIRST_SYMBOL,
@@ -237,6 +237,14 @@ def test_a_job_that_fails_or_dies_fails_alone() -> None:
     assert [outcome.error is None for outcome in outcomes.values()] == [True, False, False, True]
     assert outcomes["bad"].reason == "ValueError: no such thing"
     assert outcomes["dead"].reason == "its process ended with code 7"
+
+
+def test_an_idle_process_that_died_is_replaced() -> None:
+    with JobPool(exec, 1) as pool:
+        assert [outcome.error for outcome in pool.run({"one": "pass"}, print)] == [None]
+        pool.idle[0].process.kill()
+        pool.idle[0].process.join()
+        assert [outcome.error for outcome in pool.run({"two": "pass"}, print)] == [None]
 
 
 # ---- the study --------------------------------------------------------------------------------------------------------

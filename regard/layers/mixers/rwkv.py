@@ -135,6 +135,7 @@ class TimeMix(Mixer):
 class ChannelMix(FeedForward):
     """A layer of squared ReLUs with a gate, which also sees the token before: the channel mix of RWKV-4."""
 
+    reads: ClassVar[tuple[str, ...]] = ()
     no_decay: ClassVar[tuple[str, ...]] = ("mix_k", "mix_r")
     observed: ClassVar[dict[str, str]] = {"inner": "outer"}
 
