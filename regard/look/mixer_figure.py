@@ -58,8 +58,9 @@ def draw_untrained_mixers(names: Sequence[str], config: ModelConfig, n: int) -> 
     The seed is 0."""
     shares = {}
     # One model has all of them, so that a setting that only some of them read may be given.
-    sizes = {"mixer": tuple(names), "n_decoder_layers": len(names), "max_len": max(n, config.max_len)}
-    of_all = architecture_of(config).resolve(replace(config, **sizes))
+    longest = max(n, config.max_len)
+    changed = replace(config, mixer=tuple(names), n_decoder_layers=len(names), max_len=longest)
+    of_all = architecture_of(config).resolve(changed)
     for name in names:
         own = replace(of_all, mixer=(name,))
         with torch.random.fork_rng(devices=[]):
