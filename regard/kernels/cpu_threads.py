@@ -65,9 +65,8 @@ class LargeMatmul(threading.local):
 large_matmul = LargeMatmul()
 
 
-_threads_before: dict[
-    int, int
-] = {}  # of the Python threads that are in the body of `one_thread`: torch's threads before
+# For each thread of Python in the body of `one_thread`: how many threads torch had before.
+_threads_before: dict[int, int] = {}
 
 
 @contextlib.contextmanager
@@ -83,9 +82,8 @@ def one_thread() -> Iterator[int]:
         yield torch.get_num_threads()
         return
     threads = max([torch.get_num_threads(), *list(_threads_before.values())])
-    _threads_before[own] = (
-        threads  # first known to others, then changed: without a lock, which a fork could find closed
-    )
+    # Others read it before torch's threads change. There is no lock, which a fork could find closed.
+    _threads_before[own] = threads
     large_matmul.threads = threads
     torch.set_num_threads(1)
     try:
