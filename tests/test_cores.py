@@ -278,6 +278,18 @@ def test_threads_come_back_after_bodies_of_one_thread_that_overlap() -> None:
 
 
 @pytest.mark.usefixtures("_two_threads")
+def test_requests_of_a_server_have_torchs_threads_though_their_thread_begins_while_another_decodes() -> None:
+    pytest.importorskip("starlette")
+    from regard.serve.blocking_calls import BlockingCalls
+
+    calls = BlockingCalls(1)
+    with one_thread():
+        assert calls._threads.submit(torch.get_num_threads).result(20) == 2
+        assert torch.get_num_threads() == 1
+    calls.close()
+
+
+@pytest.mark.usefixtures("_two_threads")
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 def test_large_matrices_are_multiplied_in_several_threads_and_others_in_one(
     weights: str, monkeypatch: pytest.MonkeyPatch

@@ -251,6 +251,7 @@ def mixers_picture(names: str, model: Path | None, settings: dict[str, str], len
     from regard.config import ModelConfig
     from regard.config.recipes import build, nest
     from regard.config.registry import PARTS, find
+    from regard.models.architectures import with_preset
 
     if "mixer" in settings:
         raise RegardError(
@@ -260,7 +261,7 @@ def mixers_picture(names: str, model: Path | None, settings: dict[str, str], len
     for name in chosen:
         find("mixer", name)  # an unknown one is refused
     sizes = {"preset": "gpt-tiny", "positions": "none", "target_vocab": 8, "n_decoder_layers": len(chosen)}
-    values = {**sizes, **nest(settings), "mixer": chosen}  # of all of them, whose settings may be given
+    values = {**with_preset(sizes, nest(settings)), "mixer": chosen}  # of all of them, whose settings may be given
     return draw_untrained_mixers(chosen, build(values, ModelConfig, "model."), length)
 
 

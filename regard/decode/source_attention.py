@@ -13,6 +13,7 @@ it, and keeps the weights of each of these threads by itself.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, get_ident
@@ -75,7 +76,7 @@ class WeightsHook(AttentionHook):
         """Forget the weights of this thread; the last one leaves the layer as it was before the first."""
         with self.lock:
             del self.weights[get_ident()]
-            if self.weights:
+            if self.weights or layer.__dict__.get("attend") is not self:
                 return
             if self.before is None:
                 del layer.__dict__["attend"]
@@ -117,6 +118,12 @@ def check_coverage(options: DecodeConfig, model: Any) -> None:
     """Refuse a coverage penalty for a model that does not attend to its source."""
     if options.coverage_penalty:
         AttentiveStep(model)
+
+
+# A fork waits for the lock and releases it on both sides: a child could not get it from a thread that it does not have.
+os.register_at_fork(
+    before=WeightsHook.lock.acquire, after_in_parent=WeightsHook.lock.release, after_in_child=WeightsHook.lock.release
+)
 
 
 class AttentiveStep:

@@ -58,8 +58,8 @@ def draw_untrained_mixers(names: Sequence[str], config: ModelConfig, n: int) -> 
     The seed is 0."""
     shares = {}
     # One model has all of them, so that a setting that only some of them read may be given.
-    longest = max(n, config.max_len)
-    changed = replace(config, mixer=tuple(names), n_decoder_layers=len(names), max_len=longest)
+    blocks, longest = max(len(names), config.n_decoder_layers), max(n, config.max_len)
+    changed = replace(config, mixer=tuple(names), n_decoder_layers=blocks, max_len=longest)
     of_all = architecture_of(config).resolve(changed)
     for name in names:
         own = replace(of_all, mixer=(name,))

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import torch
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,7 +34,9 @@ class BlockingCalls:
     def __init__(self, limit: int, on_cancel: Callable[[], None] = lambda: None) -> None:
         """Take the number of calls that may be in progress, and what to call when one is cancelled."""
         self.limit, self.running, self._on_cancel = limit, 0, on_cancel
-        self._threads = ThreadPoolExecutor(limit, "regard-request")
+        # A new thread would otherwise begin with the number of torch's threads that was set last, which decoding sets to 1.
+        begin = torch.set_num_threads, (torch.get_num_threads(),)
+        self._threads = ThreadPoolExecutor(limit, "regard-request", *begin)
 
     def close(self) -> None:
         """Stop the threads that are idle; calls in progress end by their deadlines."""

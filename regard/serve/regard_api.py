@@ -576,13 +576,24 @@ def find_alternatives(translator: Translator, asked: AlternativesRequest) -> lis
     tokens = [prefix, *([*prefix, *(token for token in row if token != config.eos_token_id)] for row in rows)]
     hypotheses = [Hypothesis(each, 0.0, 0.0, True) for each in tokens]
     ((written, *texts),) = translator.texts_of([text], [ids], [hypotheses], options)
-    # The prefix stays as it was given, also where the vocabulary lacks a word of it.
-    texts = [asked.prefix.strip() + one[len(written) :] if one.startswith(written) else one for one in texts]
-    found = group_by_word(asked.prefix.strip(), texts, top.values.exp().tolist(), asked.n)
+    begin = asked.prefix.strip()
+    texts = [with_prefix(begin, written, one, is_spaced(direction)) for one in texts]
+    found = group_by_word(begin, texts, top.values.exp().tolist(), asked.n)
     links = translator.align_sentences([(asked.text, one["text"]) for one in found], [direction.pair] * len(found))
     return [
         one | {"alignment": place_links(asked.text, one["text"], own)} for one, own in zip(found, links, strict=True)
     ]
+
+
+def with_prefix(prefix: str, written: str, text: str, spaced: bool) -> str:
+    """Return a translation whose prefix stays as it was given, also where the vocabulary lacks a word of it.
+
+    `written` is what the model makes of the prefix, nothing where it knows no word of it. `spaced`: words have spaces."""
+    if not text.startswith(written):
+        return text
+    rest = text[len(written) :]
+    separate = prefix and not written and spaced and rest[:1].isalnum()
+    return f"{prefix} {rest}" if separate else prefix + rest
 
 
 def place_links(source: str, target: str, links: Sequence[Link]) -> list[list[int]]:

@@ -290,7 +290,7 @@ def include_marks(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int
 
     Normalization joins a letter and its accents, or the parts of a Korean syllable, to one character, which the library
     finds at the first of them alone."""
-    if text.isascii():
+    if text.isascii() or not spans:
         return list(spans)
     found = []
     for (begin, end), (following, _) in zip(spans, [*spans[1:], (len(text), 0)], strict=True):

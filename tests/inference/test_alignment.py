@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from torch import nn
 
 from regard import model_folder
 from regard.config import TokenizerConfig
-from regard.decode.source_attention import forced_attention, hooked_layers, mean_weights, source_layers
+from regard.decode.source_attention import WeightsHook, forced_attention, hooked_layers, mean_weights, source_layers
 from regard.errors import RegardError
 from regard.inference.attention_alignment import equal_spans, mask_spans
 from regard.inference.translator import Translator
@@ -242,3 +245,25 @@ def test_threads_that_share_a_model_have_weights_of_their_own(model: Translator)
     for i, weights in enumerate(expected):
         torch.testing.assert_close(found[i], weights)
     assert not any("attend" in layer.__dict__ for layer in layers)
+
+
+def test_a_forked_process_can_ask_for_weights_whatever_other_threads_did() -> None:
+    """Another thread holds the lock when the process is forked."""
+    held = threading.Event()
+
+    def hold() -> None:
+        with WeightsHook.lock:
+            held.set()
+            time.sleep(0.3)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert held.wait(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        os._exit(0 if WeightsHook.lock.acquire(timeout=20) else 1)
+    other.join(20)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not WeightsHook.lock.locked()

@@ -101,6 +101,9 @@ def test_settings_are_those_of_the_drawn_mixers() -> None:
     assert look_mixers("mamba", {"mamba.d_state": "4"}) != look_mixers("mamba", {})
     both = look_mixers("mamba,gla", {"n_heads": "2", "d_model": "32"})  # Mamba has no heads
     assert both["mamba"] == look_mixers("mamba", {"d_model": "32"})["mamba"]
+    assert look_mixers("attention", {"n_decoder_layers": "2", "feedforward": "dense,switch"}).keys() == {"attention"}
+    sizes = {"preset": "llama-7b", "d_model": "64", "n_heads": "4", "n_kv_heads": "4"}
+    assert look_mixers("attention", {**sizes, "feedforward": "rwkv-channel-mix"}).keys() == {"attention"}
     with pytest.raises(RegardError, match=r"model\.n_heads would do nothing here"):
         look_mixers("mamba", {"n_heads": "2"})
     with pytest.raises(RegardError, match=r"--model\.mixer does not belong here: .* regard look mixers gla"):

@@ -19,7 +19,7 @@ from regard.decode.generation import token_log_probs
 from regard.inference.translator import Translator
 from regard.model_folder import ModelPackage
 from regard.models.architectures import make_model, preset
-from regard.serve.regard_api import AlternativesRequest, find_alternatives
+from regard.serve.regard_api import AlternativesRequest, find_alternatives, with_prefix
 from regard.text.chat_template import DEFAULT_CHAT_TEMPLATE, Turn
 from regard.text.special_tokens import DEFAULT_SPECIAL_TOKENS
 from regard.text.tokenizer import Tokenizer, Tokenizers
@@ -159,6 +159,10 @@ def test_unknown_words_are_replaced_in_alternatives_as_in_translations() -> None
     # A word of the prefix that the vocabulary lacks stays as it was given.
     for each in find_alternatives(translator, asked.model_copy(update={"prefix": "der Krax"})):
         assert each["text"].startswith("der Krax")
+    assert with_prefix("Krax", "", "der Mann", True) == "Krax der Mann"
+    assert with_prefix("Krax", "", ", der", True) == "Krax, der"
+    assert with_prefix("", "", "der", True) == "der"
+    assert with_prefix("我", "", "们", False) == "我们"
     without = Translator(replace(package, decode=replace(options, replace_unknown="none")))
     assert all("Zorbl" not in each["text"] for each in find_alternatives(without, asked))
 

@@ -420,3 +420,10 @@ def test_a_vocabulary_may_lack_special_tokens(tmp_path: Path) -> None:
     assert tokenizer.encode("a<eos>b") == [0, 2]  # five characters that this vocabulary cannot write
     with pytest.raises(RegardError, match="no mask token, which blanks needs"):
         tokenizer.special.require("mask", "blanks")
+
+
+def test_a_text_without_tokens_has_no_places() -> None:
+    """Spaces beyond ASCII, which this kind drops."""
+    tokenizer = trained("wordpiece")
+    assert tokenizer.encode_with_offsets("\u00a0\u3000") == ([], [])
+    assert tokenizer.split_words(["\u00a0"]) == [([], [])]
