@@ -307,7 +307,7 @@ def test_a_fused_layer_does_what_its_scan_does(kind: str, dtype: torch.dtype, si
 def test_layers_that_are_read_at_once_do_what_they_do_one_by_one(kind: str) -> None:
     made, x = layers(kind, 5, [4, 4, 4], dropout=0.1, bidirectional=True).eval(), inputs(3, 6, 5)
     out, end = made(x)
-    made._fusable_groups = made._cells_by_layer  # type: ignore[method-assign]
+    made._fusable_groups = made.cells_by_layer  # type: ignore[method-assign]
     close([out, *end], [(one := made(x))[0], *one[1]])
 
 
