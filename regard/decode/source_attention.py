@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ TOKENS_AT_A_TIME = {
 class WeightsHook(AttentionHook):
     """A hook that keeps the attention weights of a layer's last call, as the mean over its heads."""
 
-    lock = Lock()  # held while a hook is put on a layer or taken from it
+    lock: ClassVar = Lock()  # held while a hook is put on a layer or taken from it
 
     def __init__(self, layer: SourceLayer) -> None:
         super().__init__(layer, None)
@@ -121,9 +121,9 @@ def check_coverage(options: DecodeConfig, model: Any) -> None:
 
 
 # A fork waits for the lock and releases it on both sides: a child could not get it from a thread that it does not have.
-os.register_at_fork(
-    before=WeightsHook.lock.acquire, after_in_parent=WeightsHook.lock.release, after_in_child=WeightsHook.lock.release
-)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    lock = WeightsHook.lock
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 class AttentiveStep:
