@@ -36,7 +36,7 @@ def mamba2_read(their: Their) -> dict[str, Any]:
     least, most = map(read_number, their.get("time_step_limit") or (0.0, math.inf))
     if not 0 <= least <= most or not most:
         raise RegardError(
-            f"config.json has time_step_limit {[least, most]}: it must be a number from 0 and a larger one above 0"
+            f"config.json has time_step_limit {[least, most]}: both must be from 0 up, the second above 0 and no less"
         )
     limits = {"mamba2.dt_least": least, "mamba2.dt_most": 0.0 if math.isinf(most) else most}
     return {**limits, **read_tie(their, False)}

@@ -48,15 +48,24 @@ def test_requests_at_the_same_time_have_the_answers_of_each_alone(live: LiveServ
     assert post(live, "/translate", {"q": TEXTS, "source": "en", "target": "de"})["translatedText"] == alone
 
 
+def without_probabilities(answer: Any) -> Any:
+    """Leave out what may differ in its last digits, since torch may add in several threads or in one."""
+    if isinstance(answer, dict):
+        names = ("confidence", "probability", "detected")
+        return {name: without_probabilities(value) for name, value in answer.items() if name not in names}
+    return [without_probabilities(each) for each in answer] if isinstance(answer, list) else answer
+
+
 def test_links_between_words_and_alternatives_are_those_of_each_alone(live: LiveServer) -> None:
     """They come from attention weights, for which all requests ask the same layers."""
     texts = ["I ate an *apple* with my friends.", "*No*, I will not come.", "The man went to the *old* house."]
     asked = [("/regard/translate", {"text": text, "to": "de"}) for text in texts]
     asked += [("/regard/alternatives", {"text": text, "to": "de", "n": 3}) for text in texts]
     asked *= 3
-    alone = [post(live, *one) for one in asked]
+    alone = [without_probabilities(post(live, *one)) for one in asked]
     with ThreadPoolExecutor(6) as threads:
-        assert list(threads.map(lambda one: post(live, *one), asked)) == alone
+        found = threads.map(lambda one: without_probabilities(post(live, *one)), asked)
+        assert list(found) == alone
 
 
 def test_a_stream_and_a_whole_answer_are_the_same(live: LiveServer) -> None:
